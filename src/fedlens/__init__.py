@@ -1,0 +1,3 @@
+"""Federated learning for computer vision."""
+
+__version__ = "0.1.0"
