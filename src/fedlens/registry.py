@@ -1,11 +1,14 @@
-"""Find a part by the name it has in a recipe: one small registry for each kind of part."""
+"""Parts and where to find them: typed, frozen building blocks with the names that recipes use."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, SerializeAsAny, ValidationError, model_serializer
+from pydantic_core.core_schema import CoreSchema, SerializerFunctionWrapHandler
 
 T = TypeVar("T")
 
@@ -14,11 +17,34 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """The clause of an error message that says which name was probably meant."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else f"choose from: {', '.join(known)}"
+    return f"did you mean '{close[0]}'?" if close else f"choose from: {', '.join(known) or 'nothing'}"
 
 
 class UnknownName(ValueError):
     """A name that no registry entry has; the message offers the nearest one."""
+
+
+class BadSettings(ValueError):
+    """A part's settings are wrong; carries whose settings and what is wrong, so that a recipe can name the path."""
+
+    def __init__(self, part: type[BaseModel], error: ValidationError):
+        super().__init__(str(error))
+        self.part, self.error = part, error
+
+
+class Part(BaseModel):
+    """A building block of an experiment: its fields are its settings, its methods what it does.
+
+    A part is frozen and holds no state: what changes from round to round is passed in and returned.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+    name: ClassVar[str] = ""
+
+    @model_serializer(mode="wrap")
+    def _with_name(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return ({"name": self.name} if self.name else {}) | handler(self)
 
 
 @dataclass(frozen=True)
@@ -48,6 +74,8 @@ class Registry(Generic[T]):
         def add(part: T) -> T:
             if name in self.entries:
                 raise ValueError(f"{self.kind} '{name}' is registered twice")
+            if isinstance(part, type) and issubclass(part, Part):
+                part.name = name
             self.entries[name] = Entry(name, part, paper)
             return part
 
@@ -58,5 +86,36 @@ class Registry(Generic[T]):
             raise UnknownName(f"unknown {self.kind} '{name}': {nearest(name, self.entries)}")
         return self.entries[name].part
 
+    def build(self, value: Any) -> Any:
+        """Make a part from what stands in a recipe: `adam`, or `{name: adam, learning_rate: 0.1}`."""
+        if isinstance(value, str):
+            value = {"name": value}
+        if not isinstance(value, Mapping):
+            return value
+        settings = dict(value)
+        name = settings.pop("name", None)
+        if not isinstance(name, str):
+            raise ValueError(f"a {self.kind} needs a name: choose from: {', '.join(self.entries)}")
+        part: Any = self.get(name)
+        try:
+            return part(**settings)
+        except ValidationError as error:
+            raise BadSettings(part, error) from error
+
     def __iter__(self) -> Iterator[Entry[T]]:
         return iter(self.entries.values())
+
+
+def chosen_from(registry: Registry[Any]) -> Any:
+    """Annotation of a recipe field whose value is a part of this registry, written with its settings."""
+    return _Chosen(registry)
+
+
+class _Chosen:
+    """Joins the two things that pydantic needs for such a field: how to read it and how to write it."""
+
+    def __init__(self, registry: Registry[Any]):
+        self.registry = registry
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return handler.generate_schema(Annotated[source, SerializeAsAny(), BeforeValidator(self.registry.build)])

@@ -1,0 +1,24 @@
+"""Data: examples, the population that holds them, partitions and sources."""
+
+from fedlens.data.examples import Examples
+from fedlens.data.partitions import IID, PARTITIONS, HsuDirichlet, Natural, Partition, federate
+from fedlens.data.population import Assignment, Federation, Population
+from fedlens.data.sources import SOURCES, FashionMNIST, FashionMNISTMini, Packed, Source
+
+__all__ = [
+    "IID",
+    "PARTITIONS",
+    "SOURCES",
+    "Assignment",
+    "Examples",
+    "FashionMNIST",
+    "FashionMNISTMini",
+    "Federation",
+    "HsuDirichlet",
+    "Natural",
+    "Packed",
+    "Partition",
+    "Population",
+    "Source",
+    "federate",
+]

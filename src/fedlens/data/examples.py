@@ -1,0 +1,93 @@
+"""Examples as columns: images as uint8 [N, height, width, channels], labels and whatever else, in memory or mapped from disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+SAMPLED_ROWS = 4096  # of a large column, for its fingerprint
+
+
+@dataclass(frozen=True)
+class Examples:
+    """A data set: equally long columns, and what is known about them.
+
+    `mean` and `standard_deviation` are those of the images' channels, on the scale from 0 to 1.
+    """
+
+    columns: Mapping[str, NDArray[Any]]
+    name: str = "examples"
+    class_names: tuple[str, ...] = ()
+    mean: tuple[float, ...] = ()
+    standard_deviation: tuple[float, ...] = ()
+    _length: int = field(init=False, repr=False, compare=False, default=0)
+
+    def __post_init__(self) -> None:
+        lengths = {column: len(values) for column, values in self.columns.items()}
+        if len(set(lengths.values())) != 1:
+            raise ValueError(f"{self.name}: columns must be equally long, and there must be one: got {lengths}")
+        image = self.columns.get("image")
+        if image is not None and (image.dtype != np.uint8 or image.ndim != 4):
+            raise ValueError(
+                f"{self.name}: column 'image' must be uint8 [N, height, width, channels]; got {image.dtype} {image.shape}"
+            )
+        label = self.columns.get("label")
+        if label is not None and self.class_names and label.ndim == 1 and len(label):
+            low, high = int(label.min()), int(label.max())
+            if low < 0 or high >= len(self.class_names):
+                raise ValueError(f"{self.name}: labels must lie in 0…{len(self.class_names) - 1}; found {low if low < 0 else high}")
+        object.__setattr__(self, "_length", next(iter(lengths.values())))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def column(self, name: str) -> NDArray[Any]:
+        if name not in self.columns:
+            raise KeyError(f"{self.name} has no column '{name}'; it has: {', '.join(self.columns)}")
+        return self.columns[name]
+
+    def fingerprint(self) -> str:
+        """A digest that changes when the data do: everything but images in full, large columns by evenly spaced rows."""
+        digest = hashlib.blake2b(digest_size=16)
+        for name, values in sorted(self.columns.items()):
+            digest.update(f"{name} {values.dtype} {values.shape}".encode())
+            step = max(1, len(values) // SAMPLED_ROWS) if values.ndim > 1 else 1
+            digest.update(np.ascontiguousarray(values[::step]).view(np.uint8).data)
+        return digest.hexdigest()
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the columns as .npy files, which `Examples.open` maps into memory without reading them."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, values in self.columns.items():
+            np.save(folder / f"{name}.npy", values)
+        facts = {
+            "name": self.name,
+            "columns": list(self.columns),
+            "class_names": list(self.class_names),
+            "mean": list(self.mean),
+            "standard_deviation": list(self.standard_deviation),
+        }
+        (folder / "examples.json").write_text(json.dumps(facts, indent=1))
+        return folder
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Examples:
+        """Map a folder written by `save`: nothing is read until an example is asked for."""
+        folder = Path(folder)
+        if not (folder / "examples.json").is_file():
+            raise FileNotFoundError(f"{folder} holds no packed examples (examples.json is missing; write them with Examples.save)")
+        facts = json.loads((folder / "examples.json").read_text())
+        columns = {name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in facts["columns"]}
+        return cls(columns, facts["name"], *(_tuple(facts[key]) for key in ("class_names", "mean", "standard_deviation")))
+
+
+def _tuple(values: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(values)

@@ -1,0 +1,35 @@
+"""Hand out examples as tensors on the device: resident there if they fit, gathered on the host if not."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedlens.data.examples import Examples
+
+RESIDENT_SHARE = 0.5  # of the accelerator's free memory that examples may take
+
+
+class Feed:
+    """Columns of a data set as tensors; on the CPU they share the memory, or the mapped file, of the columns."""
+
+    def __init__(self, data: Examples, columns: Sequence[str], device: torch.device):
+        self.device = device
+        with warnings.catch_warnings():  # a mapped file is read-only, and nothing here writes
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            self.columns = {name: torch.from_numpy(data.column(name)) for name in columns}
+        if device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(device)
+            if sum(values.nbytes for values in self.columns.values()) < RESIDENT_SHARE * free:
+                self.columns = {name: values.to(device) for name, values in self.columns.items()}
+
+    def batch(self, ids: Tensor) -> dict[str, Tensor]:
+        """The examples with these ids (a tensor where the columns are), on the device."""
+        return {name: values.index_select(0, ids).to(self.device, non_blocking=True) for name, values in self.columns.items()}
+
+    def ids(self, ids: Tensor) -> Tensor:
+        """Example ids moved to where the columns are."""
+        return ids.to(next(iter(self.columns.values())).device)

@@ -1,0 +1,157 @@
+"""The reference engine: one client after another, with an ordinary module and autograd."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedlens import random
+from fedlens.algorithms.local_rules import Context, LocalRule
+from fedlens.algorithms.local_work import Plan
+from fedlens.algorithms.updates import Updates
+from fedlens.data.feed import Feed
+from fedlens.data.population import Federation, Population
+from fedlens.models.dropout import keyed_dropout_, set_dropout_key
+from fedlens.state import State
+from fedlens.tasks import Facts, Sums, Task
+from fedlens.vector import Layout
+
+
+class Sequential:
+    """Holds one model whose parameters and gradients are views of two flat vectors, w and g, and takes clients through it.
+
+    No model, optimiser or list of tensors is made for a client: it starts with w ← x, and every step is a handful of
+    operations on whole vectors.
+    """
+
+    name = "sequential"
+
+    def __init__(self, model: nn.Module, task: Task, facts: Facts, population: Population, seed: int, device: torch.device):
+        self.task, self.facts, self.population, self.seed, self.device = task, facts, population, seed, device
+        self.model = copy.deepcopy(model).to(device).train()
+        self.has_dropout = keyed_dropout_(self.model) > 0
+        self.parameters = Layout.of_parameters(self.model)
+        self.statistics, self.counters = Layout.of_statistics(self.model), Layout.of_counters(self.model)
+        self.w, self.s, self.c = (layout.read(self.model) for layout in (self.parameters, self.statistics, self.counters))
+        self.g = torch.zeros_like(self.w)
+        self.parameters.bind(self.model, self.w, self.g)
+        self.statistics.bind(self.model, self.s)
+        self.counters.bind(self.model, self.c)
+        self.feeds: dict[int, Feed] = {}
+
+    def begin(self) -> State:
+        """The state before the first round: the model as it was given."""
+        return State(0, self.w.clone(), self.s.clone(), self.c.clone())
+
+    def run(self, plan: Plan, state: State, rule: LocalRule, learning_rate: float) -> Iterator[Updates]:
+        """Train the clients of a plan, each from the same state, and hand out their updates one by one."""
+        context = Context(state.x, self._learning_rates(rule, learning_rate), plan.round)
+        vectors = {name: torch.empty_like(self.w) for name in rule.vectors}
+        batches = _Batches(self, plan)
+        for slot, client in enumerate(plan.clients.tolist()):
+            self._load(state)
+            earlier = state.kept.get(client, {})
+            for name, vector in vectors.items():
+                vector.copy_(earlier[name]) if name in earlier else vector.zero_()
+            loss = torch.zeros((), device=self.device)
+            for batch in range(plan.batch_of_slot[slot], plan.batch_of_slot[slot + 1]):
+                loss += self._step(batches, batch, rule, vectors, context)
+            yield Updates(
+                clients=plan.clients[slot : slot + 1],
+                sizes=batches.sizes[slot : slot + 1],
+                vectors=rule.update(self.w, context)[None],
+                statistics=self.s.clone()[None],
+                counters=self.c.clone()[None],
+                loss=loss[None],
+                trained=batches.trained[slot : slot + 1],
+                kept={name: vectors[name].clone()[None] for name in rule.kept},
+            )
+
+    def evaluate(self, state: State, federation: Federation, batch_size: int) -> Sums:
+        """Measure a state on a federation's examples, with one row of sums for each of its clients."""
+        feed = self._feed(federation)
+        ids = feed.ids(torch.from_numpy(federation.clients.examples))
+        group = torch.from_numpy(federation.clients.client_of_each()).to(self.device)
+        sums = self.task.begin_sums(self.facts, len(federation.clients), self.device)
+        self._load(state)
+        self.model.eval()
+        with torch.no_grad():
+            for part, groups in zip(ids.split(batch_size), group.split(batch_size), strict=True):
+                inputs, targets = self.task.prepare(feed.batch(part), self.facts, self.task.evaluation_transforms, None)
+                self.task.add(sums, self.model(inputs), targets, groups)
+        self.model.train()
+        return sums
+
+    def _load(self, state: State) -> None:
+        self.w.copy_(state.x)
+        self.s.copy_(state.statistics)
+        self.c.copy_(state.counters)
+
+    def _step(self, batches: _Batches, batch: int, rule: LocalRule, vectors: dict[str, Tensor], context: Context) -> Tensor:
+        """One step of the local rule on one batch; returns the sum of the examples' losses before it."""
+        inputs, targets, weights = batches.take(batch)
+        self.g.zero_()
+        losses = self.task.loss(self.model(inputs), targets)
+        if weights is None:
+            losses.mean().backward()
+        else:  # a batch of weight zero has loss zero
+            (weights @ losses / weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)).backward()
+        with torch.no_grad():
+            rule.step(self.w, self.g, vectors, context)
+        return losses.detach().sum()
+
+    def _learning_rates(self, rule: LocalRule, learning_rate: float) -> float | Tensor:
+        if not rule.learning_rate_factors:
+            return learning_rate
+        rates = torch.full_like(self.w, learning_rate)
+        for pattern, factor in rule.learning_rate_factors.items():
+            for place in self.parameters.slices(pattern):
+                rates[place] *= factor
+        return rates
+
+    def _feed(self, federation: Federation) -> Feed:
+        key = id(federation.data)
+        if key not in self.feeds:
+            self.feeds[key] = Feed(federation.data, self.task.columns, self.device)
+        return self.feeds[key]
+
+
+class _Batches:
+    """A plan's batches as tensors: what is random about them is drawn for the whole round at once."""
+
+    def __init__(self, engine: Sequential, plan: Plan):
+        task, federation, clients = engine.task, engine.population.train, plan.client_of_each
+        self.engine, self.feed = engine, engine._feed(federation)
+        self.starts = plan.start_of_batch.tolist()
+        self.ids = self.feed.ids(torch.from_numpy(plan.examples))
+        self.sizes = torch.from_numpy(plan.sizes.astype(np.float32)).to(engine.device)
+        self.trained = np.diff(plan.start_of_batch[plan.batch_of_slot])
+        self.uniform = self.weights = self.keys = None
+        draws = np.arange(sum(transform.draws for transform in task.train_transforms))
+        if len(draws):
+            key = clients[:, None], plan.place[:, None], draws[None]
+            self.uniform = self._tensor(random.uniform(engine.seed, "transform", plan.round, *key))
+        if task.example_weights is not None:
+            self.weights = self._tensor(task.example_weights.weigh(federation, plan.examples, clients))
+        if engine.has_dropout:
+            first = plan.start_of_batch[:-1]
+            keys = random.bits(engine.seed, "dropout", plan.round, clients[first], plan.place[first])
+            self.keys = self._tensor(keys.view(np.int64))
+
+    def take(self, batch: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Inputs, targets and weights of a batch, and the model's dropout set to its key."""
+        engine, place = self.engine, slice(self.starts[batch], self.starts[batch + 1])
+        if self.keys is not None:
+            set_dropout_key(engine.model, self.keys[batch])
+        uniform = self.uniform[place] if self.uniform is not None else None
+        columns = self.feed.batch(self.ids[place])
+        inputs, targets = engine.task.prepare(columns, engine.facts, engine.task.train_transforms, uniform)
+        return inputs, targets, self.weights[place] if self.weights is not None else None
+
+    def _tensor(self, values: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(values).to(self.engine.device)

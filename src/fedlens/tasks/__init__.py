@@ -1,0 +1,7 @@
+"""What is learnt: tasks, their metrics and the transforms of their images."""
+
+from fedlens.tasks.base import TASKS, Batch, Facts, Sums, Task
+from fedlens.tasks.classification import Classification
+from fedlens.tasks.transforms import TRANSFORMS, Transform
+
+__all__ = ["TASKS", "TRANSFORMS", "Batch", "Classification", "Facts", "Sums", "Task", "Transform"]
