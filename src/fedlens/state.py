@@ -30,3 +30,8 @@ class State:
     memory: Memory = field(default_factory=dict)  # the server rule's
     kept: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)  # what clients keep, by client
     best: Best | None = None
+
+    @property
+    def sent_bytes(self) -> int:
+        """What the server sends to each client of a cohort: the vector and the buffers."""
+        return self.x.nbytes + self.statistics.nbytes + self.counters.nbytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from pydantic import Field
 
@@ -28,6 +28,21 @@ class Schedule(Part):
     def shape(self, round: int, progress: float) -> float:
         """The factor after warm-up: `round` from its end, `progress` from 0 in the first such round to 1 in the last."""
         raise NotImplementedError
+
+
+class Scheduled(Protocol):
+    """A rule with a learning rate that follows a schedule."""
+
+    @property
+    def learning_rate(self) -> float: ...
+
+    @property
+    def schedule(self) -> Schedule: ...
+
+
+def learning_rate(rule: Scheduled, round: int, rounds: int) -> float:
+    """η_t, the learning rate of a rule in round t of T."""
+    return rule.learning_rate * rule.schedule.factor(round, rounds)
 
 
 @SCHEDULES.register("constant")

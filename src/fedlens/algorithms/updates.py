@@ -27,6 +27,11 @@ class Updates:
     trained: NDArray[np.int64]  # [m]
     kept: Mapping[str, Tensor] = field(default_factory=dict)  # [m, P] each
 
+    @property
+    def sent_bytes(self) -> int:
+        """What travels: the vector, the buffers and the weight."""
+        return sum(values.nbytes for values in (self.vectors, self.statistics, self.counters, self.sizes))
+
 
 @dataclass(frozen=True)
 class Combined:

@@ -4,6 +4,7 @@ from fedlens.data.examples import Examples
 from fedlens.data.partitions import IID, PARTITIONS, HsuDirichlet, Natural, Partition, federate
 from fedlens.data.population import Assignment, Federation, Population
 from fedlens.data.sources import SOURCES, FashionMNIST, FashionMNISTMini, Packed, Source
+from fedlens.data.statistics import mean_earth_movers_distance
 
 __all__ = [
     "IID",
@@ -21,4 +22,5 @@ __all__ = [
     "Population",
     "Source",
     "federate",
+    "mean_earth_movers_distance",
 ]

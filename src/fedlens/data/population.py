@@ -60,6 +60,11 @@ class Assignment:
         """The examples of one client: a view."""
         return self.examples[self.offsets[client] : self.offsets[client + 1]]
 
+    def only(self, client: int) -> Assignment:
+        """One client by itself."""
+        members = self.of_client(client)
+        return Assignment(np.array([0, len(members)]), members, [self.client_name(client)])
+
     def client_of_each(self) -> Indices:
         """For each assigned example the client that holds it."""
         return np.repeat(np.arange(len(self)), self.sizes)

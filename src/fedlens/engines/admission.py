@@ -26,6 +26,7 @@ class Report:
     images: int = 0  # trained on, by whoever was admitted
     loss: float = float("nan")  # mean over those images
     update_norm: float = float("nan")  # mean over admitted clients
+    bytes_up: int = 0  # what all who answered have sent
 
 
 class Admission:
@@ -40,11 +41,13 @@ class Admission:
         self.planned = dict(zip(plan.clients.tolist(), plan.sizes.tolist(), strict=True))
         self.seen: set[int] = set()
         self.rejected: dict[int, str] = {}
+        self.bytes_up = 0
         self.rows: list[tuple[Updates, dict[str, Tensor]]] = []
 
     def admit(self, updates: Iterable[Updates]) -> Iterator[Updates]:
         for chunk in updates:
             clients = chunk.clients.tolist()
+            self.bytes_up += chunk.sent_bytes
             if reason := self._malformed(chunk):
                 self.rejected.update(dict.fromkeys(clients, reason))
                 continue
@@ -85,7 +88,7 @@ class Admission:
 
     def report(self) -> Report:
         """Fetch the verdicts: the one place where the host waits for the round."""
-        report = Report(rejected=dict(self.rejected))
+        report = Report(rejected=dict(self.rejected), bytes_up=self.bytes_up)
         if not self.rows:
             return report
         clients, trained = (np.concatenate([getattr(chunk, name) for chunk, _ in self.rows]) for name in ("clients", "trained"))
@@ -101,13 +104,16 @@ class Admission:
             report.update_norm = float(norm[worked].mean())
         return report
 
-    def kept(self) -> dict[int, dict[str, Tensor]]:
-        """What admitted clients keep until their next turn; call after `report`, which knows whom to leave out."""
-        refused = self.report().rejected
+    @property
+    def keeps(self) -> bool:
+        """Whether clients keep anything until their next turn."""
+        return any(chunk.kept for chunk, _ in self.rows)
+
+    def kept(self, report: Report) -> dict[int, dict[str, Tensor]]:
+        """What they keep, without that of clients that were refused."""
         return {
             client: {name: values[row] for name, values in chunk.kept.items()}
             for chunk, _ in self.rows
-            if chunk.kept
             for row, client in enumerate(chunk.clients.tolist())
-            if client not in refused
+            if client not in report.rejected
         }

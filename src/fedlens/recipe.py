@@ -1,0 +1,266 @@
+"""An experiment as data: every setting typed and checked; YAML in, YAML out, overrides by dotted keys."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+import yaml
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from torch import nn
+
+from fedlens.algorithms.aggregators import AGGREGATORS, Aggregator, WeightedMean
+from fedlens.algorithms.local_rules import LOCAL_RULES, SGD, LocalRule
+from fedlens.algorithms.local_work import LOCAL_WORK, Epochs, LocalWork
+from fedlens.algorithms.samplers import SAMPLERS, All, Sampler, Uniform
+from fedlens.algorithms.server_rules import SERVER_RULES, ServerRule, ServerSGD
+from fedlens.data import IID, PARTITIONS, SOURCES, Partition, Source
+from fedlens.models import MODELS, create_model
+from fedlens.registry import BadSettings, chosen_from, nearest
+from fedlens.tasks import TASKS, Classification, Task
+from fedlens.tracking.trackers import TRACKERS, Tracker
+
+Positive = Annotated[int, Field(ge=1)]
+
+
+class RecipeError(ValueError):
+    """A recipe that cannot be run; the message names the place, what stands there and what was expected."""
+
+
+class Settings(BaseModel):
+    """A block of a recipe; a key that it does not know is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+
+class Data(Settings):
+    """Which examples there are, who holds them, and the share of each client's that is kept aside for validation."""
+
+    source: Annotated[Source, chosen_from(SOURCES)]
+    partition: Annotated[Partition, chosen_from(PARTITIONS)] = IID()
+    validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
+def _known_model(name: str) -> str:
+    MODELS.get(name)
+    return name
+
+
+class Model(Settings):
+    """A registered model and the surgery on it: the arguments of `create_model`; classes and channels come from the data."""
+
+    name: Annotated[str, AfterValidator(_known_model)]
+    norm: Literal["batch", "group", "frozen"] | None = None
+    groups: Positive | None = None
+    norm_init: Literal["fresh", "affine"] = "fresh"
+    bottleneck: Positive | None = None
+    pretrained: str | None = None
+    freeze: str | tuple[str, ...] | None = None
+
+    def build(self, classes: int, channels: int, image_size: int, seed: int) -> nn.Module:
+        settings = self.model_dump()
+        return create_model(settings.pop("name"), classes, channels=channels, image_size=image_size, seed=seed, **settings)
+
+
+class Evaluation(Settings):
+    """When the model is measured: every so many rounds and after the last; `batch_size` only sets the speed."""
+
+    every: Positive = 1
+    batch_size: Positive = 500
+
+
+def _known_device(device: str) -> str:
+    if device != "auto":
+        try:
+            torch.device(device)
+        except RuntimeError as error:
+            raise ValueError("expected auto, cpu, cuda or cuda:N") from error
+    return device
+
+
+class Recipe(Settings):
+    """An experiment: who trains, on what, how, and for how long.
+
+    `setting` is 'federated'; 'centralised' trains the same model on all examples in one hand, a round being the local work
+    on the pool; 'local' trains `cohort_size` clients, drawn once, each alone for all rounds, and averages nothing.
+    """
+
+    name: str = "run"
+    description: str = ""
+    setting: Literal["federated", "centralised", "local"] = "federated"
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    rounds: Positive
+    cohort_size: Positive
+    device: Annotated[str, AfterValidator(_known_device)] = "auto"
+    engine: Literal["auto", "sequential"] = "auto"
+    data: Data | None = None
+    model: Annotated[Model, BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)] | None = None
+    task: Annotated[Task, chosen_from(TASKS)] = Classification()
+    sampler: Annotated[Sampler, chosen_from(SAMPLERS)] = Uniform()
+    local_work: Annotated[LocalWork, chosen_from(LOCAL_WORK)] = Epochs()
+    local_rule: Annotated[LocalRule, chosen_from(LOCAL_RULES)] = SGD()
+    aggregator: Annotated[Aggregator, chosen_from(AGGREGATORS)] = WeightedMean()
+    server_rule: Annotated[ServerRule, chosen_from(SERVER_RULES)] = ServerSGD()
+    evaluation: Evaluation = Evaluation()
+    checkpoint_seconds: Annotated[float, Field(ge=0)] = 30.0
+    trackers: tuple[Annotated[Tracker, chosen_from(TRACKERS)], ...] = ()
+
+    @model_validator(mode="after")
+    def _cohort_fits(self) -> Recipe:
+        clients = getattr(self.data and self.data.partition, "clients", None)
+        if clients is not None and self.setting != "centralised":
+            self.sampler.check(np.ones(clients, dtype=np.int64), self.cohort_size)
+        return self
+
+    def resolved(self) -> Recipe:
+        """Say in full what `setting` implies: nothing is averaged, and momentum outlives a round."""
+        if self.setting == "federated":
+            return self
+        implied: dict[str, Any] = {"server_rule": ServerSGD(), "aggregator": WeightedMean()}
+        if self.setting == "centralised":
+            implied |= {"sampler": All(), "cohort_size": 1}
+        if self.local_rule.momentum:
+            implied["local_rule"] = self.local_rule.model_copy(update={"keep_momentum": True})
+        return self.model_copy(update=implied)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, in the order of the fields; what is not set is left out."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True, width=120)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], where: str = "recipe") -> Recipe:
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            problems = list(_problems(error, cls))
+            raise RecipeError("\n".join(f"{where}: {problem}" for problem in problems)) from error
+
+
+def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe that comes with fedlens (`fedlens recipes` lists them) or a YAML file, and apply `dotted.key=value`s."""
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml"):
+        if not path.is_file():
+            raise RecipeError(f"no such file: {path}")
+        text, where = path.read_text(), f"recipe {path}"
+    else:
+        packaged = files("fedlens.recipes") / f"{name}.yaml"
+        if not packaged.is_file():
+            raise RecipeError(f"unknown recipe '{name}': {nearest(str(name), packaged_recipes())} (or give a .yaml file)")
+        text, where = packaged.read_text(), f"recipe {name}"
+    values = _parse(text, where)
+    values.setdefault("name", path.stem)
+    for override in overrides:
+        _override(values, override, where)
+    return Recipe.from_dict(values, where)
+
+
+def packaged_recipes() -> list[str]:
+    """Names of the recipes that come with fedlens."""
+    root = Path(str(files("fedlens.recipes")))
+    return sorted(str(path.relative_to(root).with_suffix("")) for path in root.rglob("*.yaml"))
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key given twice is an error, not a silent overwrite."""
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    keys = [loader.construct_object(key) for key, _ in node.value]
+    if twice := [key for key in keys if keys.count(key) > 1]:
+        raise yaml.constructor.ConstructorError(None, None, f"key '{twice[0]}' is given twice", node.start_mark)
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def _parse(text: str, where: str) -> dict[str, Any]:
+    try:
+        values = yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise RecipeError(f"{where}: expected keys and values, such as 'rounds: 10'; got {type(values).__name__}")
+    return values
+
+
+def _override(values: dict[str, Any], override: str, where: str) -> None:
+    """Apply one `dotted.key=value`; a part's new name drops the settings of the part that was there."""
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise RecipeError(f"{where}: override '{override}' is not of the form dotted.key=value")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        value = text
+    *parents, last = key.split(".")
+    place: Any = values
+    for depth, step in enumerate(parents):
+        if isinstance(place, list):
+            place = place[_position(place, step, key, where)]
+            continue
+        inner = place.get(step)
+        if isinstance(inner, str):  # `server_rule: adam` is short for `server_rule: {name: adam}`
+            inner = {"name": inner}
+        if inner is None:
+            inner = {}
+        if not isinstance(inner, dict | list):
+            raise RecipeError(f"{where}: override '{override}': {'.'.join(parents[: depth + 1])} is {inner!r} and has no parts")
+        place[step] = inner
+        place = inner
+    if isinstance(place, list):
+        place[_position(place, last, key, where)] = value
+    elif last == "name" and parents:
+        place.clear()
+        place["name"] = value
+    else:
+        place[last] = value
+
+
+def _position(place: list[Any], step: str, key: str, where: str) -> int:
+    if not step.isdigit() or int(step) >= len(place):
+        raise RecipeError(f"{where}: override '{key}': '{step}' is not a position in a list of {len(place)}")
+    return int(step)
+
+
+def _problems(error: ValidationError, model: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[str]:
+    """Say each thing that is wrong as `path: what was expected; got what`, with the nearest name for an unknown key."""
+    for problem in error.errors():
+        inner = problem.get("ctx", {}).get("error")
+        path = prefix + tuple(str(step) for step in problem["loc"])
+        if isinstance(inner, BadSettings):
+            yield from _problems(inner.error, inner.part, path)
+            continue
+        shown = ".".join(path)
+        if problem["type"] == "extra_forbidden":
+            known = _fields(model, problem["loc"][:-1])
+            yield f"{shown}: unknown key (value {problem['input']!r}); {_suggestion(path[-1], known)}"
+        elif problem["type"] == "missing":
+            yield f"{shown}: is missing"
+        elif problem["type"] == "value_error":
+            yield f"{shown}: {inner}" if shown else str(inner)
+        else:
+            yield f"{shown}: {problem['msg'].replace('Input should be', 'expected')}; got {problem['input']!r}"
+
+
+def _fields(model: type[BaseModel], path: Sequence[Any]) -> list[str]:
+    """The keys that a nested block takes."""
+    for step in path:
+        field = model.model_fields.get(str(step))
+        annotations = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else []
+        model = next((part for part in annotations if isinstance(part, type) and issubclass(part, BaseModel)), model)
+    return list(model.model_fields)
+
+
+def _suggestion(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean '{close[0]}'?" if close else f"expected one of: {', '.join(known) or 'no key at all'}"
