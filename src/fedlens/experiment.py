@@ -37,7 +37,14 @@ class Experiment:
     @classmethod
     def of(cls, recipe: Recipe, model: nn.Module | None = None, population: Population | None = None) -> Experiment:
         """Make the parts that the recipe names; a model or a population of your own takes the place of the recipe's."""
-        recipe = recipe.resolved()
+        try:
+            return cls._of(recipe.resolved(), model, population)
+        except (ValueError, TypeError, KeyError, FileNotFoundError) as error:  # parts that do not fit each other or the data
+            message = error.args[0] if isinstance(error, KeyError) else error
+            raise RecipeError(f"recipe {recipe.name}: {message}") from error
+
+    @classmethod
+    def _of(cls, recipe: Recipe, model: nn.Module | None, population: Population | None) -> Experiment:
         device = _device(recipe.device)
         if population is None:
             if recipe.data is None:
@@ -91,6 +98,13 @@ class Experiment:
         place, rounds = round % self.recipe.rounds, self.recipe.rounds
         return learning_rate(self.recipe.local_rule, place, rounds), learning_rate(self.recipe.server_rule, place, rounds)
 
+    def row(self, round: int, cohort: Indices, state: State) -> dict[str, Any]:
+        """What is known of a round before it is measured."""
+        local, server = self.learning_rates(round)
+        alone = {} if self.alone is None else {"client": self.population.train.clients.client_name(int(cohort[0]))}
+        sent = len(cohort) * state.sent_bytes
+        return {**alone, "cohort": len(cohort), "bytes_down": sent, "learning_rate": local, "server_learning_rate": server}
+
     def due(self, round: int) -> bool:
         """Whether the model is measured after this round."""
         place = round % self.recipe.rounds + 1
@@ -110,8 +124,8 @@ class Experiment:
         return measured
 
     def _own(self, federation: Federation, round: int) -> Federation:
-        """Of a set that is grouped by client, the part of the one that trains alone."""
-        if len(federation.clients) == 1:
+        """Of a set that is grouped by the clients that train, the part of the one that trains alone."""
+        if len(federation.clients) != len(self.population):
             return federation
         return Federation(federation.data, federation.clients.only(int(self.cohort(round)[0])))
 
@@ -163,12 +177,13 @@ class Experiment:
         recipe, train = self.recipe, self.population.train
         data = f"{train.data.name}: {len(train.clients.examples):,} images"
         if recipe.setting != "centralised":
-            divided = f", {recipe.data.partition.name}" if recipe.data else ""
+            data += f", {len(train.clients):,} clients"
+            if recipe.data is not None:
+                settings = recipe.data.partition.model_dump(exclude={"clients"})
+                data += f", {' '.join(str(value) for value in settings.values())}"
             label = train.data.columns.get("label")
-            skew = ""
             if label is not None and label.ndim == 1:
-                skew = f", EMD {mean_earth_movers_distance(train, self.facts.classes):.2f}"
-            data += f", {len(train.clients):,} clients{divided}{skew}"
+                data += f", EMD {mean_earth_movers_distance(train, self.facts.classes):.2f}"
         model = recipe.model.name if recipe.model else type(self.model).__name__
         device = self.engine.device
         where = f"{torch.get_num_threads()} threads" if device.type == "cpu" else torch.cuda.get_device_name(device)

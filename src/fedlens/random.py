@@ -31,7 +31,7 @@ def _mix(word: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def _words(word: Word) -> NDArray[np.uint64]:
     if isinstance(word, int):
         return np.array([word & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64)
-    return np.asarray(word).astype(np.uint64, copy=False)
+    return np.atleast_1d(word).astype(np.uint64, copy=False)  # 0-dim arithmetic would warn of overflow
 
 
 def bits(seed: int, purpose: str, *words: Word) -> NDArray[np.uint64]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,10 +20,11 @@ from fedlens.algorithms.samplers import SAMPLERS, All, Sampler, Uniform
 from fedlens.algorithms.server_rules import SERVER_RULES, ServerRule, ServerSGD
 from fedlens.data import IID, PARTITIONS, SOURCES, Partition, Source
 from fedlens.models import MODELS, create_model
-from fedlens.registry import BadSettings, chosen_from, nearest
+from fedlens.registry import BadSettings, Part, chosen_from, nearest
 from fedlens.tasks import TASKS, Classification, Task
 from fedlens.tracking.trackers import TRACKERS, Tracker
 
+PACKAGED = Path(__file__).parent / "recipes"
 Positive = Annotated[int, Field(ge=1)]
 
 
@@ -36,6 +36,20 @@ class Settings(BaseModel):
     """A block of a recipe; a key that it does not know is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _settings_of_the_default_part(cls, values: Any) -> Any:
+        """`task: {top_k: [5]}` without a name changes the part that is there by default."""
+        if not isinstance(values, Mapping):
+            return values
+        defaults = {key: cls.model_fields[key].default for key in values if key in cls.model_fields}
+        return {
+            key: {"name": defaults[key].name, **value}
+            if isinstance(value, Mapping) and isinstance(defaults.get(key), Part)
+            else value
+            for key, value in values.items()
+        }
 
 
 class Data(Settings):
@@ -152,7 +166,7 @@ def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
             raise RecipeError(f"no such file: {path}")
         text, where = path.read_text(), f"recipe {path}"
     else:
-        packaged = files("fedlens.recipes") / f"{name}.yaml"
+        packaged = PACKAGED / f"{name}.yaml"
         if not packaged.is_file():
             raise RecipeError(f"unknown recipe '{name}': {nearest(str(name), packaged_recipes())} (or give a .yaml file)")
         text, where = packaged.read_text(), f"recipe {name}"
@@ -165,8 +179,7 @@ def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 def packaged_recipes() -> list[str]:
     """Names of the recipes that come with fedlens."""
-    root = Path(str(files("fedlens.recipes")))
-    return sorted(str(path.relative_to(root).with_suffix("")) for path in root.rglob("*.yaml"))
+    return sorted(str(path.relative_to(PACKAGED).with_suffix("")) for path in PACKAGED.rglob("*.yaml"))
 
 
 class _Loader(yaml.SafeLoader):
@@ -247,7 +260,9 @@ def _problems(error: ValidationError, model: type[BaseModel], prefix: tuple[str,
         elif problem["type"] == "missing":
             yield f"{shown}: is missing"
         elif problem["type"] == "value_error":
-            yield f"{shown}: {inner}" if shown else str(inner)
+            value = problem["input"]
+            got = f"; got {value!r}" if isinstance(value, str | int | float) and repr(value) not in str(inner) else ""
+            yield f"{shown}: {inner}{got}" if shown else str(inner)
         else:
             yield f"{shown}: {problem['msg'].replace('Input should be', 'expected')}; got {problem['input']!r}"
 

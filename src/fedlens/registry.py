@@ -38,7 +38,7 @@ class Part(BaseModel):
     A part is frozen and holds no state: what changes from round to round is passed in and returned.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False, ser_json_inf_nan="strings")
 
     name: ClassVar[str] = ""
 

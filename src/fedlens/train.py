@@ -62,11 +62,8 @@ def train(
                 updates = engine.run(plan, state, recipe.local_rule, local_rate)  # Δ_k = w_k − x, a stream of [m, P]
                 update = recipe.aggregator.combine(admission.admit(run.watch(updates, len(cohort))))  # Δ = Σ p_k Δ_k
                 report = admission.report()
-                sent = len(cohort) * state.sent_bytes
+                row = experiment.row(round, cohort, state)
                 state = advance(state, update, report, recipe.server_rule, server_rate)  # x ← x + η Δ
-                if admission.keeps:
-                    state = replace(state, kept={**state.kept, **admission.kept(report)})
-            row = {"cohort": len(cohort), "bytes_down": sent, "learning_rate": local_rate, "server_learning_rate": server_rate}
             if experiment.due(round):
                 with run.timed("evaluate"):
                     row |= experiment.evaluate(state, round)
@@ -81,7 +78,8 @@ def advance(state: State, update: Combined | None, report: Report, rule: ServerR
     if update is None or report.admitted == 0:
         return replace(state, round=state.round + 1)
     x, memory = rule.step(state.x, update.vector, state.memory, learning_rate)
-    return replace(state, round=state.round + 1, x=x, statistics=update.statistics, counters=update.counters, memory=memory)
+    kept = {**state.kept, **report.kept} if report.kept else state.kept
+    return State(state.round + 1, x, update.statistics, update.counters, memory, kept, state.best)
 
 
 def open_run(experiment: Experiment, out: str | Path | None, resume: bool, terminal: Terminal) -> Run:
@@ -101,8 +99,13 @@ def open_run(experiment: Experiment, out: str | Path | None, resume: bool, termi
         names=experiment.population.train.clients.client_name,
         device=experiment.engine.device,
     )
-    run = Run(subject, folder, console)
-    if folder is not None:
-        run.listeners = [tracker.open(recipe.name, folder.path, recipe.to_dict()) for tracker in recipe.trackers]
+    try:
+        run = Run(subject, folder, console)
+        if folder is not None:
+            run.listeners = [tracker.open(recipe.name, folder.path, recipe.to_dict()) for tracker in recipe.trackers]
+    except BaseException:
+        if folder is not None:
+            folder.close()
+        raise
     console.begin(experiment.headline(), run.state.round)
     return run

@@ -68,7 +68,7 @@ class Layout:
         if vector.shape[-1] != self.size:
             raise ValueError(f"a vector of length {vector.shape[-1]} does not fit this layout of length {self.size}")
         pieces = vector.split(self.sizes, dim=-1)
-        shaped = (piece.view(*piece.shape[:-1], *shape) for piece, shape in zip(pieces, self.shapes, strict=True))
+        shaped = (piece.view((*piece.shape[:-1], *shape)) for piece, shape in zip(pieces, self.shapes, strict=True))
         return dict(zip(self.names, shaped, strict=True))
 
     def read(self, module: nn.Module) -> Tensor:

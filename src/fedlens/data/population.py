@@ -35,6 +35,8 @@ class Assignment:
     @classmethod
     def from_clients(cls, client: Indices, clients: int, names: Sequence[str] | None = None) -> Assignment:
         """Group examples 0…n−1 by the client each belongs to; −1 leaves an example out."""
+        if len(client) and (client.min() < -1 or client.max() >= clients):
+            raise ValueError(f"clients must lie in 0…{clients - 1}, or be −1; found {client.min()}…{client.max()}")
         order = np.argsort(client, kind="stable")
         order = order[np.searchsorted(client, 0, sorter=order) :]
         sizes = np.bincount(client[order], minlength=clients)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,6 +27,7 @@ class Report:
     loss: float = float("nan")  # mean over those images
     update_norm: float = float("nan")  # mean over admitted clients
     bytes_up: int = 0  # what all who answered have sent
+    kept: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # by client: what it keeps until its next turn
 
 
 class Admission:
@@ -102,18 +103,13 @@ class Admission:
             report.images = int(trained[worked].sum())
             report.loss = float(loss[worked].sum() / max(1, report.images))
             report.update_norm = float(norm[worked].mean())
+        report.kept = self._kept(report.rejected)
         return report
 
-    @property
-    def keeps(self) -> bool:
-        """Whether clients keep anything until their next turn."""
-        return any(chunk.kept for chunk, _ in self.rows)
-
-    def kept(self, report: Report) -> dict[int, dict[str, Tensor]]:
-        """What they keep, without that of clients that were refused."""
+    def _kept(self, rejected: Mapping[int, str]) -> dict[int, dict[str, Tensor]]:
         return {
             client: {name: values[row] for name, values in chunk.kept.items()}
             for chunk, _ in self.rows
             for row, client in enumerate(chunk.clients.tolist())
-            if client not in report.rejected
+            if chunk.kept and client not in rejected
         }

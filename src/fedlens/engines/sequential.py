@@ -42,11 +42,12 @@ class Sequential:
         self.parameters.bind(self.model, self.w, self.g)
         self.statistics.bind(self.model, self.s)
         self.counters.bind(self.model, self.c)
+        self.given = State(0, self.w.clone(), self.s.clone(), self.c.clone())
         self.feeds: dict[int, Feed] = {}
 
     def begin(self) -> State:
         """The state before the first round: the model as it was given."""
-        return State(0, self.w.clone(), self.s.clone(), self.c.clone())
+        return self.given
 
     def run(self, plan: Plan, state: State, rule: LocalRule, learning_rate: float) -> Iterator[Updates]:
         """Train the clients of a plan, each from the same state, and hand out their updates one by one."""

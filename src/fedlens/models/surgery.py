@@ -49,6 +49,7 @@ class FrozenBatchNorm(nn.Module):
     Loads state dicts of BatchNorm as they are.
     """
 
+    constant_buffers = True  # they never travel (see `Layout.of_statistics`)
     running_mean: Tensor
     running_var: Tensor
 

@@ -50,12 +50,13 @@ class Classification(Task):
                 raise ValueError(f"task.top_k: {k} must be less than the number of classes, {classes}")
         names = data.class_names if len(data.class_names) == classes else tuple(str(c) for c in range(classes))
         channels = data.column("image").shape[-1]
-        if data.mean and len(data.mean) != channels:
-            raise ValueError(f"{data.name}: {len(data.mean)} means for images with {channels} channels")
+        for values, what in ((data.mean, "means"), (data.standard_deviation, "standard deviations")):
+            if values and len(values) != channels:
+                raise ValueError(f"{data.name}: {len(values)} {what} for images with {channels} channels")
         return Facts(classes, names, data.mean or (0.5,) * channels, data.standard_deviation or (0.5,) * channels)
 
     def prepare(self, batch: Batch, facts: Facts, transforms: Sequence[Transform], uniform: Tensor | None) -> tuple[Tensor, Tensor]:
-        return prepare_images(batch, facts, transforms, uniform), batch["label"]
+        return prepare_images(batch, facts, transforms, uniform), batch["label"].long()
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs, targets, reduction="none", label_smoothing=self.label_smoothing)

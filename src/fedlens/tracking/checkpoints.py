@@ -24,6 +24,7 @@ from safetensors.numpy import save_file
 from fedlens.state import Best, State
 
 SCHEMA = 1
+METADATA = "fedlens"  # the only key: safetensors writes several in an order that changes from run to run
 
 
 class BadCheckpoint(ValueError):
@@ -38,7 +39,7 @@ def save_state(folder: Path, state: State) -> None:
     arrays = {name: np.ascontiguousarray(value.detach().cpu().numpy()) for name, value in tensors.items()}
     facts = {"schema": SCHEMA, "round": state.round, "best": asdict(state.best) if state.best else None}
     text = json.dumps(facts, sort_keys=True)
-    metadata = {"state": text, "digest": _digest(arrays, text)}
+    metadata = {METADATA: json.dumps([text, _digest(arrays, text)])}
 
     def rotate(path: Path) -> None:
         if path.exists():
@@ -51,12 +52,11 @@ def load_state(path: Path, device: torch.device) -> State:
     """Read a checkpoint, or refuse it."""
     try:
         with safe_open(path, framework="np") as file:
-            metadata = file.metadata() or {}
+            text, digest = json.loads(file.metadata()[METADATA])
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except Exception as error:  # safetensors' own error type, or the operating system's
+    except Exception as error:  # of safetensors, the operating system, or for want of the metadata
         raise BadCheckpoint(f"{path} cannot be read: {error}") from error
-    text = metadata.get("state", "")
-    if metadata.get("digest") != _digest(arrays, text):
+    if digest != _digest(arrays, text):
         raise BadCheckpoint(f"{path} is damaged: its digest does not match its content")
     facts = json.loads(text)
     if facts["schema"] != SCHEMA:
@@ -90,8 +90,7 @@ def load_newest(folder: Path, device: torch.device, warn: Callable[[str], None])
 def save_weights(path: Path, weights: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> None:
     """Write a model's state dict, for any program: `model.load_state_dict(safetensors.torch.load_file(path))`."""
     arrays = {name: np.ascontiguousarray(value.detach().cpu().numpy()) for name, value in weights.items()}
-    metadata = {"format": "pt", **{name: str(value) for name, value in facts.items()}}
-    write(path, lambda temporary: save_file(arrays, temporary, metadata))
+    write(path, lambda temporary: save_file(arrays, temporary, {METADATA: json.dumps(facts, sort_keys=True)}))
 
 
 def write(path: Path, fill: Callable[[Path], object], before: Callable[[Path], None] | None = None) -> None:

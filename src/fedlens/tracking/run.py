@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from statistics import mean, pstdev
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -170,11 +171,13 @@ class Run:
         seconds = {part: sum(row[f"seconds/{part}"] for row in history) for part in ("train", "evaluate", "other")}
         up, down = (sum(row[name] for row in history) for name in ("bytes_up", "bytes_down"))
         images, rounds = sum(row["images"] for row in history), len(history)
+        clients = _over_clients(history)
         return {
             "name": description["recipe"]["name"],
             "seed": description["recipe"]["seed"],
             "rounds": rounds,
-            "final": _scores(history[-1]),
+            "final": {name: spread["mean"] for name, spread in clients.items()} or _scores(history[-1]),
+            "clients": clients or None,
             "best": {"round": best.round, "metric": best.metric, "value": best.value, "metrics": _scores(history[best.round - 1])}
             if best
             else None,
@@ -194,6 +197,20 @@ class Run:
 def _scores(row: Row) -> dict[str, Any]:
     """What was measured of the model in a round."""
     return {name: value for name, value in row.items() if "/" in name and not name.startswith("seconds/")}
+
+
+def _over_clients(history: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """Where clients train alone: how what each of them ended with is distributed."""
+    finals = {row["client"]: _scores(row) for row in history if "client" in row}
+    values: dict[str, list[float]] = {}
+    for scores in finals.values():
+        for name, value in scores.items():
+            if value is not None:
+                values.setdefault(name, []).append(value)
+    return {
+        name: {"mean": mean(found), "std": pstdev(found), "min": min(found), "max": max(found), "count": len(found)}
+        for name, found in values.items()
+    }
 
 
 def _plain(value: Any) -> Any:

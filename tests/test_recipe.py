@@ -1,0 +1,135 @@
+import math
+
+import pytest
+
+from fedlens import Recipe, RecipeError, load_recipe
+from fedlens.algorithms.server_rules import ServerAdam
+from fedlens.recipe import packaged_recipes
+
+SMALL = {"rounds": 2, "cohort_size": 3}
+
+
+def refused(overrides, name="quickstart"):
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(name, overrides)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", packaged_recipes())
+def test_a_recipe_printed_in_full_reads_as_the_same_recipe(name, tmp_path):
+    recipe = load_recipe(name)
+    (tmp_path / "again.yaml").write_text(recipe.to_yaml())
+    assert load_recipe(tmp_path / "again.yaml") == recipe
+    assert recipe.description
+
+
+def test_infinite_concentration_survives_the_trip_through_yaml(tmp_path):
+    recipe = load_recipe("quickstart", ["data.partition.alpha=.inf"])
+    (tmp_path / "again.yaml").write_text(recipe.to_yaml())
+    assert math.isinf(load_recipe(tmp_path / "again.yaml").data.partition.alpha)
+
+
+def test_overrides_are_converted_to_the_type_of_the_field():
+    recipe = load_recipe(
+        "quickstart",
+        [
+            "rounds=7",
+            "local_rule.learning_rate=1e-2",
+            "server_rule.nesterov=true",
+            "task.top_k=[3, 5]",
+            "name=12",
+            "local_rule.clip_gradient_norm=null",
+        ][:4],
+    )
+    assert recipe.rounds == 7
+    assert recipe.local_rule.learning_rate == 0.01
+    assert recipe.server_rule.nesterov is True
+    assert recipe.task.top_k == (3, 5)
+
+
+def test_another_part_comes_with_its_own_defaults():
+    by_name = load_recipe("quickstart", ["server_rule.name=adam", "server_rule.beta2=0.999"])
+    by_block = load_recipe("quickstart", ["server_rule={name: adam, beta2: 0.999}"])
+    assert by_name.server_rule == by_block.server_rule == ServerAdam(beta2=0.999)
+    assert load_recipe("quickstart", ["server_rule=adam"]).server_rule == ServerAdam()
+
+
+def test_overrides_reach_into_lists():
+    changes = ["task.train_transforms=[horizontal_flip, {name: random_crop, size: 28}]", "task.train_transforms.1.padding=2"]
+    assert load_recipe("quickstart", changes).task.train_transforms[1].padding == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("local_rule.learning_rat=0.1", ["local_rule.learning_rat", "0.1", "did you mean 'learning_rate'"]),
+        ("cohort_sise=3", ["cohort_sise", "did you mean 'cohort_size'"]),
+        ("data.partition.alfa=3", ["data.partition.alfa", "did you mean 'alpha'"]),
+        ("server_rule=adm", ["server_rule", "'adm'", "did you mean 'adam'"]),
+        ("model=cnn_mcmahon", ["model.name", "cnn_mcmahon", "did you mean 'cnn_mcmahan'"]),
+        ("rounds=many", ["rounds", "expected a valid integer", "'many'"]),
+        ("rounds=0", ["rounds", "greater than or equal to 1", "0"]),
+        ("local_rule.momentum=1.5", ["local_rule.momentum", "less than 1", "1.5"]),
+        ("local_rule.learning_rate=.nan", ["local_rule.learning_rate", "finite"]),
+        ("device=gpu", ["device", "cuda", "gpu"]),
+        ("cohort_size=101", ["cohort_size", "101", "100"]),
+        ("sampler=all", ["cohort_size", "all 100 clients", "10"]),
+        ("local_rule.nesterov=true", ["local_rule", "momentum > 0"]),
+        ("task.train_transforms=[{name: random_crop}]", ["task.train_transforms.0.size", "missing"]),
+        ("task.evaluation_transforms=[horizontal_flip]", ["task.evaluation_transforms", "must not be random"]),
+        ("setting=decentralised", ["setting", "'federated', 'centralised' or 'local'"]),
+        ("data.source.name=nothing", ["data.source", "unknown data source 'nothing'", "fashion_mnist"]),
+        ("rounds", ["'rounds'", "dotted.key=value"]),
+        ("rounds.deep=3", ["rounds.deep=3", "has no parts"]),
+        ("trackers.0=wandb", ["trackers"]),
+    ],
+)
+def test_what_is_wrong_is_named_with_place_value_and_what_was_expected(override, parts):
+    message = refused([override])
+    assert message.startswith("recipe quickstart: ")
+    for part in parts:
+        assert part in message
+
+
+def test_everything_that_is_wrong_is_said_at_once():
+    assert len(refused(["rounds=0", "server_rule=adm", "local_work.epoch=3"]).splitlines()) == 3
+
+
+def test_unknown_recipes_and_files_are_named():
+    assert "did you mean 'quickstart'" in refused([], "quickstrat")
+    assert "nowhere.yaml" in refused([], "nowhere.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rounds: 3\nrounds: 4\n", "'rounds' is given twice"),
+        ("rounds: [3\n", "not valid YAML"),
+        ("- rounds\n", "expected keys and values"),
+        ("cohort_size: 3\n", "rounds: is missing"),
+    ],
+)
+def test_broken_files_are_refused(tmp_path, text, message):
+    (tmp_path / "broken.yaml").write_text(text)
+    assert message in refused([], str(tmp_path / "broken.yaml"))
+
+
+def test_a_file_s_name_is_the_recipe_s(tmp_path):
+    (tmp_path / "mine.yaml").write_text("rounds: 3\ncohort_size: 2\n")
+    assert load_recipe(tmp_path / "mine.yaml").name == "mine"
+
+
+def test_settings_without_averaging_say_what_they_imply():
+    federated = Recipe(**SMALL, server_rule="adam", local_rule={"momentum": 0.9})
+    assert federated.resolved() is federated
+    for setting in ("centralised", "local"):
+        resolved = Recipe(**SMALL, setting=setting, server_rule="adam", local_rule={"momentum": 0.9}).resolved()
+        assert (resolved.server_rule.name, resolved.server_rule.learning_rate) == ("sgd", 1.0)
+        assert resolved.local_rule.keep_momentum
+        assert resolved.resolved() == resolved
+    assert Recipe(**SMALL, setting="centralised").resolved().cohort_size == 1
+
+
+def test_a_recipe_cannot_be_changed():
+    with pytest.raises(ValueError, match="frozen"):
+        Recipe(**SMALL).rounds = 3

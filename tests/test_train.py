@@ -1,0 +1,252 @@
+import copy
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedlens import Recipe, RecipeError, load_recipe, train
+from fedlens.algorithms.local_rules import SGD
+from fedlens.algorithms.server_rules import SERVER_RULES, ServerMomentum, ServerSGD
+from fedlens.data import Assignment, Federation
+from fedlens.tracking.run_folder import RunFolderError
+
+BASE = {"rounds": 5, "cohort_size": 3, "local_work": {"batch_size": 5}, "local_rule": {"learning_rate": 0.2}}
+
+
+def vector(model):
+    return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+@pytest.fixture
+def run(population, linear, quiet):
+    """Train on the small population with BASE and what is given."""
+
+    def go(population=population, model=linear, out=None, resume=False, **settings):
+        return train(Recipe(**(BASE | settings)), model=model, population=population, out=out, resume=resume, terminal=quiet)
+
+    return go
+
+
+def only(population, client):
+    return replace(population, train=Federation(population.data, population.train.clients.only(client)))
+
+
+def scores(result):
+    return [{name: value for name, value in row.items() if not name.startswith("seconds/")} for row in result.history]
+
+
+def test_one_client_is_local_sgd(run, population, linear):
+    result = run(only(population, 4), cohort_size=1, rounds=1, local_work={"batch_size": 30}, local_rule={"learning_rate": 0.1})
+    model, data = copy.deepcopy(linear), population.data
+    ids = population.train.clients.of_client(4)
+    images = (torch.from_numpy(data.column("image")[ids]).permute(0, 3, 1, 2).float() / 255 - 0.286) / 0.353
+    nn.functional.cross_entropy(model(images), torch.from_numpy(data.column("label")[ids])).backward()
+    expected = vector(model) - 0.1 * torch.cat([p.grad.flatten() for p in model.parameters()])
+    torch.testing.assert_close(vector(result.model), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_fedavg_is_the_average_of_the_clients_models_weighted_by_their_sizes(run, population):
+    clients = [0, 1, 4, 5]
+    alone = [vector(run(only(population, k), cohort_size=1, rounds=1, local_work={"batch_size": 30}).model) for k in clients]
+    together = run(sampler="all", cohort_size=6, rounds=1, local_work={"batch_size": 30})
+    sizes = population.sizes
+    # client 3 holds a single picture
+    alone.append(vector(run(only(population, 3), cohort_size=1, rounds=1).model))
+    weights = torch.tensor(sizes[[*clients, 3]] / sizes.sum(), dtype=torch.float32)
+    torch.testing.assert_close(vector(together.model), weights @ torch.stack(alone))
+
+
+def test_fedavgm_without_momentum_is_fedavg(run):
+    assert scores(run(server_rule=ServerMomentum(momentum=0.0))) == scores(run(server_rule=ServerSGD()))
+
+
+def test_centralised_training_is_one_client_with_all_examples(run, population):
+    central = run(setting="centralised", cohort_size=1)
+    ids = np.sort(population.train.clients.examples)
+    pooled = replace(population, train=Federation(population.data, Assignment(np.array([0, len(ids)]), ids)))
+    assert torch.equal(vector(central.model), vector(run(pooled, cohort_size=1, server_rule=ServerSGD()).model))
+
+
+def test_centralised_training_keeps_its_momentum_from_round_to_round(run):
+    rule = {"learning_rate": 0.05, "momentum": 0.9}
+    # one pass in order: two rounds of one epoch have other shuffles than one round of two, so compare full batches
+    twice = run(setting="centralised", cohort_size=1, rounds=2, local_work={"batch_size": 100}, local_rule=rule)
+    once = run(setting="centralised", cohort_size=1, rounds=1, local_work={"batch_size": 100, "epochs": 2}, local_rule=rule)
+    torch.testing.assert_close(vector(twice.model), vector(once.model), rtol=1e-4, atol=1e-6)
+
+
+def test_local_training_trains_each_client_from_the_same_model_and_averages_nothing(run, population):
+    result = run(setting="local", sampler="all", cohort_size=6, rounds=2)
+    assert len(result.history) == 12
+    for client in (0, 4, 5):
+        alone = run(setting="local", rounds=2, sampler="all", cohort_size=1, population=only(population, client))
+        row, expected = result.history[2 * client + 1], alone.history[1]
+        assert row["client"] == population.train.clients.client_name(client)
+        if client == 0:  # keys of later clients hold their own number, and so other shuffles
+            assert row["test/accuracy"] == expected["test/accuracy"]
+        assert row["images"] == expected["images"]
+    finals = [row["test/accuracy"] for row in result.history if "test/accuracy" in row and row["round"] % 2 == 0]
+    assert result.summary["clients"]["test/accuracy"]["mean"] == pytest.approx(np.mean(finals))
+    assert result.summary["clients"]["test/accuracy"]["max"] == max(finals)
+    assert result.summary["best"] is None
+
+
+def test_two_runs_with_one_seed_have_the_same_bits_and_another_seed_has_others(run):
+    one, other = run(), run()
+    assert scores(one) == scores(other)
+    assert torch.equal(vector(one.model), vector(other.model))
+    assert not torch.equal(vector(one.model), vector(run(seed=1).model))
+
+
+def test_a_round_in_which_every_update_is_bad_leaves_the_model_and_goes_on(run, linear):
+    result = run(local_rule={"learning_rate": 1e38}, sampler="all", cohort_size=6)
+    assert torch.equal(vector(result.model), vector(linear))
+    assert result.summary["void_rounds"] == 5
+    assert set(result.history[0]["rejected"]) == {"client a", "client b", "client d", "client e", "client f"}
+    assert (result.history[0]["admitted"], result.history[0]["empty"], result.history[0]["train/loss"]) == (0, 1, None)
+
+
+def test_an_empty_cohort_is_a_void_round(run, linear):
+    result = run(sampler="poisson", cohort_size=1, rounds=12)
+    empty = [row for row in result.history if row["cohort"] == 0]
+    assert empty
+    assert all(row["admitted"] == 0 and row["bytes_up"] == 0 for row in empty)
+
+
+def test_what_is_sent_is_counted(run):
+    result = run(sampler="all", cohort_size=6)
+    numbers = 500  # 49 × 10 weights and 10 biases
+    assert result.summary["bytes"] == {
+        "up": 5 * 6 * 4 * (numbers + 1),
+        "down": 5 * 6 * 4 * numbers,
+        "up_per_round": 6 * 4 * (numbers + 1),
+        "down_per_round": 6 * 4 * numbers,
+    }
+
+
+def test_the_summary_holds_what_a_paper_s_table_needs(run, tmp_path):
+    result = run(out=tmp_path / "run")
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary == json.loads(json.dumps(result.summary))
+    assert summary["seconds"]["total"] == pytest.approx(sum(summary["seconds"][part] for part in ("train", "evaluate", "other")))
+    accuracies = [row["test/accuracy"] for row in result.history]
+    assert summary["final"]["test/accuracy"] == accuracies[-1]
+    assert summary["best"]["value"] == max(accuracies)
+    assert accuracies[summary["best"]["round"] - 1] == max(accuracies)
+    assert summary["parameters"] == {"parameters": 500, "trainable": 500, "sent_numbers": 500}
+    assert summary["recipe"]["local_rule"]["learning_rate"] == 0.2
+    assert summary["images"] == sum(row["images"] for row in result.history)
+
+
+def test_the_trained_model_is_the_one_that_was_measured(run, population):
+    result, data = run(), population.data
+    ids = population.test.clients.examples
+    images = (torch.from_numpy(data.column("image")[ids]).permute(0, 3, 1, 2).float() / 255 - 0.286) / 0.353
+    accuracy = (result.model(images).argmax(1) == torch.from_numpy(data.column("label")[ids])).float().mean()
+    assert accuracy.item() == pytest.approx(result.summary["final"]["test/accuracy"])
+
+
+def test_the_distribution_over_clients_is_reported(run):
+    row = run().history[-1]
+    assert row["test/clients/accuracy/min"] <= row["test/clients/accuracy/median"] <= row["test/clients/accuracy/max"]
+    weighted = 20 / 60 * row["test/clients/accuracy/min"] + 40 / 60 * row["test/clients/accuracy/max"]
+    other = 40 / 60 * row["test/clients/accuracy/min"] + 20 / 60 * row["test/clients/accuracy/max"]
+    assert row["test/accuracy"] == pytest.approx(weighted) or row["test/accuracy"] == pytest.approx(other)
+
+
+def test_evaluation_happens_when_it_is_due_and_after_the_last_round(run):
+    assert [row["round"] for row in run(evaluation={"every": 2}).history if "test/accuracy" in row] == [2, 4, 5]
+
+
+class Stop(BaseException):
+    """Ends a run as a power cut would: nobody catches it."""
+
+
+@pytest.mark.parametrize("rule", [entry.name for entry in SERVER_RULES])
+def test_a_run_that_was_cut_off_and_resumed_ends_with_the_same_bits(run, tmp_path, monkeypatch, rule):
+    settings = {
+        "server_rule": {"name": rule},
+        "local_rule": {"momentum": 0.5, "keep_momentum": True},
+        "checkpoint_seconds": 0,
+    }
+    model = nn.Sequential(nn.AvgPool2d(2), nn.Conv2d(1, 4, 5), nn.BatchNorm2d(4), nn.Dropout(0.3), nn.Flatten(), nn.Linear(400, 10))
+    whole = run(model=model, out=tmp_path / "whole", **settings)
+    monkeypatch.setattr(SGD, "update", cut_off(after=8))
+    with pytest.raises(Stop):
+        run(model=model, out=tmp_path / "cut", **settings)
+    monkeypatch.undo()
+    rows = (tmp_path / "cut/metrics.jsonl").read_text().splitlines()
+    assert len(rows) == 2
+    with open(tmp_path / "cut/metrics.jsonl", "a") as file:
+        file.write(rows[-1].replace('"round": 2', '"round": 3') + '\n{"torn')  # written after the checkpoint
+    resumed = run(model=model, out=tmp_path / "cut", resume=True, **settings)
+    assert scores(resumed) == scores(whole)
+    for name in ("model.safetensors", "checkpoints/best.safetensors"):
+        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert resumed.state.best == whole.state.best
+    assert len(resumed.state.kept) > 0
+
+
+def cut_off(after):
+    """The update of a local rule, until it was called so many times."""
+    calls, update = [], SGD.update
+
+    def step(self, w, context):
+        calls.append(1)
+        if len(calls) > after:
+            raise Stop
+        return update(self, w, context)
+
+    return step
+
+
+def test_a_finished_run_can_be_opened_again_and_says_the_same(run, tmp_path):
+    first = run(out=tmp_path / "run")
+    again = run(out=tmp_path / "run", resume=True)
+    assert again.summary == first.summary
+
+
+def test_a_run_is_not_resumed_with_another_recipe_data_or_model(run, tmp_path, population, linear):
+    run(out=tmp_path / "run")
+    with pytest.raises(RunFolderError, match=r"recipe\.local_rule\.learning_rate: 0\.2 → 0\.3"):
+        run(out=tmp_path / "run", resume=True, local_rule={"learning_rate": 0.3})
+    with pytest.raises(RunFolderError, match=r"data\.clients: 6 → 1"):
+        run(out=tmp_path / "run", resume=True, population=only(population, 4), cohort_size=1)
+    with torch.no_grad():
+        linear[2].weight[0, 0] += 1
+    with pytest.raises(RunFolderError, match="initial_weights"):
+        run(out=tmp_path / "run", resume=True, model=linear)
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(run, tmp_path):
+    run(out=tmp_path / "run")
+    before = (tmp_path / "run/metrics.jsonl").read_text()
+    with pytest.raises(RunFolderError, match="already holds a run"):
+        run(out=tmp_path / "run")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/thesis.tex").write_text("do not lose me")
+    with pytest.raises(RunFolderError, match=r"not empty \(it holds thesis\.tex\)"):
+        run(out=tmp_path / "other")
+    assert (tmp_path / "run/metrics.jsonl").read_text() == before
+
+
+def test_missing_parts_are_asked_for(population, linear, quiet):
+    for given, message in (({"model": linear}, "data: is missing"), ({"population": population}, "model: is missing")):
+        with pytest.raises(RecipeError, match=message):
+            train(Recipe(**BASE), terminal=quiet, **given)
+
+
+def test_data_that_do_not_fit_the_task_are_an_error_of_the_recipe(quiet):
+    with pytest.raises(RecipeError, match=r"recipe quickstart: .*labels must lie in"):
+        train(load_recipe("quickstart", ["task.classes=5"]), terminal=quiet)
+
+
+def test_validation_examples_are_held_out_of_each_client_and_choose_the_best_round(quiet):
+    changes = ["rounds=2", "data.validation=0.2", "data.partition.clients=20", "cohort_size=2"]
+    result = train(load_recipe("quickstart", changes), terminal=quiet)
+    assert result.summary["best"]["metric"] == "validation/accuracy"
+    assert result.summary["data"]["train_examples"] == 8000
+    assert result.summary["data"]["evaluation"] == {"validation": 2000, "test": 2000}
