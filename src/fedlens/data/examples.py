@@ -67,7 +67,7 @@ class Examples:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         for name, values in self.columns.items():
-            np.save(folder / f"{name}.npy", values)
+            np.save(folder / f"{name}.npy", values, allow_pickle=False)
         facts = {
             "name": self.name,
             "columns": list(self.columns),

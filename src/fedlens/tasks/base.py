@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, TypeAlias
 
 import torch
@@ -96,6 +97,12 @@ def prepare_images(batch: Batch, facts: Facts, transforms: Sequence[Transform], 
         draws = uniform[:, first : first + transform.draws] if uniform is not None else images.new_empty(len(images), 0)
         images = transform.apply(images, draws)
         first += transform.draws
-    mean, deviation = images.new_tensor(facts.mean), images.new_tensor(facts.standard_deviation)
-    scale = 1 / (255 * deviation)
-    return torch.addcmul((-mean / deviation)[:, None, None], images, scale[:, None, None])
+    shift, scale = _normalisation(facts, images.device)
+    return torch.addcmul(shift, images, scale)
+
+
+@cache
+def _normalisation(facts: Facts, device: torch.device) -> tuple[Tensor, Tensor]:
+    """−mean / deviation and 1 / (255 deviation), [C, 1, 1]; made once, not copied to the device with every batch."""
+    mean, deviation = (torch.tensor(values, device=device)[:, None, None] for values in (facts.mean, facts.standard_deviation))
+    return -mean / deviation, 1 / (255 * deviation)

@@ -36,7 +36,7 @@ def save_state(folder: Path, state: State) -> None:
     tensors = {"x": state.x, "statistics": state.statistics, "counters": state.counters}
     tensors |= {f"server/{name}": value for name, value in state.memory.items()}
     tensors |= {f"client/{client}/{name}": value for client, kept in state.kept.items() for name, value in kept.items()}
-    arrays = {name: np.ascontiguousarray(value.detach().cpu().numpy()) for name, value in tensors.items()}
+    arrays = _arrays(tensors)
     facts = {"schema": SCHEMA, "round": state.round, "best": asdict(state.best) if state.best else None}
     text = json.dumps(facts, sort_keys=True)
     metadata = {METADATA: json.dumps([text, _digest(arrays, text)])}
@@ -89,8 +89,7 @@ def load_newest(folder: Path, device: torch.device, warn: Callable[[str], None])
 
 def save_weights(path: Path, weights: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> None:
     """Write a model's state dict, for any program: `model.load_state_dict(safetensors.torch.load_file(path))`."""
-    arrays = {name: np.ascontiguousarray(value.detach().cpu().numpy()) for name, value in weights.items()}
-    write(path, lambda temporary: save_file(arrays, temporary, {METADATA: json.dumps(facts, sort_keys=True)}))
+    write(path, lambda temporary: save_file(_arrays(weights), temporary, {METADATA: json.dumps(facts, sort_keys=True)}))
 
 
 def write(path: Path, fill: Callable[[Path], object], before: Callable[[Path], None] | None = None) -> None:
@@ -118,6 +117,10 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, NDArray[Any]]:
+    return {name: value.detach().cpu().contiguous().numpy() for name, value in tensors.items()}
 
 
 def _digest(arrays: Mapping[str, NDArray[Any]], text: str) -> str:

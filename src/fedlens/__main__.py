@@ -1,0 +1,5 @@
+"""`python -m fedlens` is `fedlens`."""
+
+from fedlens.cli import main
+
+main()

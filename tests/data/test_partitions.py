@@ -1,0 +1,193 @@
+"""How examples are divided among clients."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedlens.data import IID, Assignment, Examples, Federation, HsuDirichlet, Natural, federate, mean_earth_movers_distance
+from fedlens.data.partitions import _apportion, hsu_dirichlet, iid, natural
+from fedlens.data.sources import Sources
+
+ALPHAS = [0.0, 1e-300, 1e-6, 0.05, 1.0, 100.0, 1e9, float("inf")]
+
+
+def generator(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def balanced(classes: int, each: int) -> np.ndarray:
+    return np.random.default_rng(99).permutation(np.repeat(np.arange(classes), each))
+
+
+def class_counts(clients: Assignment, labels: np.ndarray) -> np.ndarray:
+    return np.stack([np.bincount(labels[clients.of_client(k)], minlength=labels.max() + 1) for k in range(len(clients))])
+
+
+def emd(clients: Assignment, labels: np.ndarray) -> float:
+    return mean_earth_movers_distance(Federation(Examples({"label": labels}), clients), int(labels.max()) + 1)
+
+
+@given(count=st.integers(1, 60), clients=st.integers(1, 60), seed=st.integers(0, 3))
+@settings(max_examples=60, deadline=None)
+def test_iid_deals_every_example_out_once_to_clients_whose_sizes_differ_by_one_at_most(count, clients, seed):
+    if clients > count:
+        with pytest.raises(ValueError, match=f"cannot divide {count} examples among {clients} clients"):
+            iid(count, clients, generator(seed))
+        return
+    dealt = iid(count, clients, generator(seed))
+    assert sorted(dealt.examples) == list(range(count))
+    assert len(dealt) == clients
+    assert dealt.sizes.max() - dealt.sizes.min() <= 1
+
+
+@given(
+    labels=st.lists(st.integers(0, 5), min_size=1, max_size=60),
+    clients=st.integers(1, 12),
+    alpha=st.sampled_from(ALPHAS),
+    seed=st.integers(0, 3),
+)
+@settings(max_examples=150, deadline=None)
+def test_hsu_dirichlet_gives_equal_sizes_and_no_example_twice(labels, clients, alpha, seed):
+    """Whatever the classes (some absent, some rare), the concentration and the remainder."""
+    labels = np.array(labels)
+    if clients > len(labels):
+        with pytest.raises(ValueError, match="cannot divide"):
+            hsu_dirichlet(labels, clients, alpha, generator(seed))
+        return
+    divided = hsu_dirichlet(labels, clients, alpha, generator(seed))
+    assert divided.sizes.tolist() == [len(labels) // clients] * clients
+    assert len(np.unique(divided.examples)) == len(divided.examples)
+
+
+def test_hsu_dirichlet_uses_every_example_where_the_sizes_divide():
+    labels = balanced(10, 50)
+    for alpha in ALPHAS:
+        assert sorted(hsu_dirichlet(labels, 20, alpha, generator()).examples) == list(range(500))
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1e-300])
+def test_without_concentration_a_client_has_one_class_and_every_class_its_share_of_clients(alpha):
+    counts = class_counts(hsu_dirichlet(balanced(10, 100), 20, alpha, generator()), balanced(10, 100))
+    assert (np.sort(counts, axis=1)[:, :-1] == 0).all()
+    assert ((counts > 0).sum(axis=0) == 2).all()
+
+
+def test_with_infinite_concentration_every_client_has_the_proportions_of_the_whole():
+    labels = np.repeat(np.arange(3), [100, 60, 40])
+    counts = class_counts(hsu_dirichlet(labels, 10, float("inf"), generator()), labels)
+    assert (counts == [10, 6, 4]).all()
+
+
+@pytest.mark.parametrize(
+    ("classes", "alpha", "published", "deviation", "classes_per_client"),
+    [
+        (10, 0.05, 1.761, 0.005, 1.34),
+        (10, 0.1, 1.736, 0.008, 1.63),
+        (10, 0.5, 1.579, 0.018, 3.33),
+        (10, 1.0, 1.437, 0.026, 4.77),
+        (10, 10.0, 0.726, 0.020, 9.54),
+        (10, 100.0, 0.259, 0.007, 9.87),
+        (100, 0.5, 1.915, 0.002, 5.04),
+        (100, 10.0, 1.521, 0.006, 33.7),
+        (100, 1000.0, 0.266, 0.003, 98.6),
+    ],
+)
+def test_hsu_dirichlet_is_as_far_from_identical_as_the_specification_measured(
+    classes, alpha, published, deviation, classes_per_client
+):
+    """specs/hsu-and-datasets.md, table of section 3.6, quota + redraw: mean and deviation of 20 seeds; here the mean of 4."""
+    labels = balanced(classes, 50_000 // classes)
+    divided = [hsu_dirichlet(labels, 100, alpha, generator(seed)) for seed in range(4)]
+    assert np.mean([emd(clients, labels) for clients in divided]) == pytest.approx(published, abs=2.2 * deviation)  # 4 σ of both
+    present = np.mean([(class_counts(clients, labels) > 0).sum(axis=1).mean() for clients in divided])
+    assert present == pytest.approx(classes_per_client, rel=0.08)
+
+
+@pytest.mark.parametrize(("classes", "expected"), [(10, 1.8), (100, 1.98)])
+def test_one_class_a_client_has_the_distance_of_the_closed_form(classes, expected):
+    labels = balanced(classes, 50_000 // classes)
+    assert emd(hsu_dirichlet(labels, 100, 0.0, generator()), labels) == pytest.approx(expected)
+
+
+def test_natural_has_a_client_for_each_id_named_by_it_in_sorted_order():
+    ids = np.array(["zoe", "ann", "zoe", "bob", "ann"])
+    clients = natural(ids)
+    assert clients.names == ["ann", "bob", "zoe"]
+    assert [clients.of_client(k).tolist() for k in range(3)] == [[1, 4], [3], [0, 2]]
+
+
+def test_natural_takes_numbers_and_columns_of_one():
+    for ids in (np.array([30, 7, 30]), np.array([[30], [7], [30]])):
+        clients = natural(ids)
+        assert clients.names == ["7", "30"]
+        assert [clients.of_client(k).tolist() for k in range(2)] == [[1], [0, 2]]
+
+
+@pytest.mark.parametrize("partition", [IID(clients=7), HsuDirichlet(clients=7, alpha=0.3)])
+def test_a_seed_always_gives_the_same_partition_and_another_seed_another(partition):
+    data = Examples({"label": balanced(10, 20)})
+    first, again, other = (partition.assign(data, seed).examples.tolist() for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_parts_divide_as_their_functions_do():
+    data = Examples({"label": balanced(4, 25), "user": np.arange(100) // 30})
+    assert IID(clients=8).assign(data, 0).sizes.tolist() == [13, 13, 13, 13, 12, 12, 12, 12]
+    assert HsuDirichlet(clients=8, alpha=0).assign(data, 0).sizes.tolist() == [12] * 8
+    assert Natural(column="user").assign(data, 0).sizes.tolist() == [30, 30, 30, 10]
+    with pytest.raises(KeyError, match="has no column 'client'"):
+        Natural().assign(data, 0)
+
+
+def test_federate_holds_validation_out_of_every_client_and_pools_the_test_set():
+    data, test = Examples({"label": balanced(4, 25)}), Examples({"label": np.zeros(9, dtype=np.int64)})
+    population = federate(Sources(data, test=test), IID(clients=10), validation=0.2, seed=3)
+    whole = IID(clients=10).assign(data, 3)
+    assert population.train.clients.sizes.tolist() == [8] * 10
+    for k in range(10):
+        both = np.concatenate([part.clients.of_client(k) for part in (population.train, population.validation)])
+        assert sorted(both) == sorted(whole.of_client(k))
+    assert population.test.clients.sizes.tolist() == [9]
+
+
+def test_federate_takes_the_validation_split_that_is_there_and_refuses_to_make_another():
+    data, own = Examples({"label": balanced(4, 25)}, "mine"), Examples({"label": np.zeros(9, dtype=np.int64)})
+    population = federate(Sources(data, validation=own), IID(clients=10), validation=0.0, seed=3)
+    assert population.validation.data is own
+    assert population.train.clients.sizes.sum() == 100
+    assert federate(Sources(data), IID(clients=10), validation=0.0, seed=3).evaluations() == {}
+    with pytest.raises(ValueError, match="mine has a validation split of its own"):
+        federate(Sources(data, validation=own), IID(clients=10), validation=0.1, seed=3)
+
+
+@given(total=st.integers(0, 500), weights=st.lists(st.floats(0, 1), min_size=1, max_size=8).filter(lambda drawn: sum(drawn) > 1e-3))
+@settings(max_examples=100, deadline=None)
+def test_apportioned_counts_sum_to_the_total_and_lie_within_one_of_the_quotas(total, weights):
+    proportions = np.array(weights) / sum(weights)
+    counts = _apportion(total, proportions)
+    assert counts.sum() == total
+    assert (np.abs(counts - total * proportions) < 1 + 1e-9).all()
+
+
+@pytest.mark.parametrize("how", ["iid", "natural"])
+def test_a_million_examples_of_a_hundred_thousand_clients_are_slices_of_one_array(how):
+    count, clients = 1_000_000, 100_000
+    ids = np.random.default_rng(0).permutation(count) % clients
+    divided = iid(count, clients, generator()) if how == "iid" else natural(ids)
+    assert (divided.sizes == 10).all()
+    assert np.array_equal(np.sort(divided.examples), np.arange(count))
+    assert divided.examples.dtype == divided.offsets.dtype == np.int64
+    if how == "natural":
+        assert np.array_equal(ids[divided.examples], divided.client_of_each())
+    for client in (0, 4_711, clients - 1):
+        mine = divided.of_client(client)
+        assert np.shares_memory(mine, divided.examples)
+        assert mine.ctypes.data == divided.examples.ctypes.data + 10 * client * 8
+    kept, aside = divided.hold_out(0.2, 0)
+    assert (kept.sizes == 8).all()
+    assert (aside.sizes == 2).all()
+    assert np.array_equal(np.sort(np.concatenate([kept.examples, aside.examples])), np.arange(count))

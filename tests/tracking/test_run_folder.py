@@ -1,0 +1,64 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from fedlens.tracking.run_folder import RunFolder, RunFolderError, new_path
+
+HOLD = """
+import sys, pathlib
+from fedlens.tracking.run_folder import RunFolder
+folder = RunFolder.open(pathlib.Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path):
+    RunFolder.create(tmp_path / "run", "rounds: 3\n").close()
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path / "run")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(RunFolderError, match=f"in use by process {holder.pid}"):
+            RunFolder.open(tmp_path / "run")
+    finally:
+        holder.kill()
+        holder.communicate()
+    RunFolder.open(tmp_path / "run").close()
+
+
+def test_rows_after_the_checkpoint_and_torn_lines_are_cut_off(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", "")
+    for number in (1, 2, 3):
+        folder.append({"round": number})
+    folder.close()
+    with open(tmp_path / "run/metrics.jsonl", "a") as file:
+        file.write('{"round": 4, "tr')
+    folder = RunFolder.open(tmp_path / "run")
+    assert folder.rows(until=2) == [{"round": 1}, {"round": 2}]
+    folder.append({"round": 3, "again": True})
+    folder.close()
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [{"round": 1}, {"round": 2}, {"round": 3, "again": True}]
+
+
+def test_metrics_with_fewer_rounds_than_the_checkpoint_are_refused(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", "")
+    folder.append({"round": 1})
+    with pytest.raises(RunFolderError, match="1 rounds, the checkpoint 2"):
+        folder.rows(until=2)
+
+
+def test_a_folder_without_a_run_is_not_opened(tmp_path):
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(RunFolderError, match="holds no run"):
+            RunFolder.open(path)
+
+
+def test_new_runs_get_folders_of_their_own(tmp_path):
+    paths = {new_path("quickstart", tmp_path) for _ in range(50)}
+    assert len(paths) > 45
+    assert {path.parent.name for path in paths} == {"quickstart"}
