@@ -10,6 +10,8 @@ from torch import nn
 
 from fedlens.data import Assignment, Examples, FashionMNISTMini, Federation, Population
 
+torch.set_num_threads(1)  # more would spin against each other when tests run side by side
+
 SIZES = (13, 4, 0, 1, 30, 7)  # ragged: smaller than a batch, empty, a single image, larger than the others
 
 

@@ -68,6 +68,12 @@ def test_hsu_dirichlet_uses_every_example_where_the_sizes_divide():
         assert sorted(hsu_dirichlet(labels, 20, alpha, generator()).examples) == list(range(500))
 
 
+def test_hsu_dirichlet_shuffles_the_examples_of_a_class():
+    first, other = (hsu_dirichlet(np.zeros(40, dtype=np.int64), 2, 1.0, generator(seed)).of_client(0) for seed in (0, 1))
+    assert set(first) != set(other)
+    assert set(first) != set(range(20))
+
+
 @pytest.mark.parametrize("alpha", [0.0, 1e-300])
 def test_without_concentration_a_client_has_one_class_and_every_class_its_share_of_clients(alpha):
     counts = class_counts(hsu_dirichlet(balanced(10, 100), 20, alpha, generator()), balanced(10, 100))

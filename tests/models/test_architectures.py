@@ -13,6 +13,11 @@ from fedlens.models import MODELS, FrozenBatchNorm, create_model, find_head, rep
 WITHOUT_BATCH_NORM = {"cnn_mcmahan", "cnn_hsu", "cnn_hsu_valid", "vit_b_16"}
 
 
+@pytest.fixture(autouse=True)
+def _the_same_inputs_in_every_run() -> None:
+    torch.manual_seed(0)
+
+
 def count(model: nn.Module, trainable: bool = False) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad or not trainable)
 
@@ -37,9 +42,7 @@ def test_models_have_as_many_parameters_as_in_the_papers(name, arguments, parame
         assert len(list(model.parameters())) == 62
 
 
-@pytest.mark.parametrize(
-    ("name", "million"), [("mobilenet_v3_large", 4.462), ("efficientnet_b0", 4.268), ("vit_b_16", 85.95)]
-)
+@pytest.mark.parametrize(("name", "million"), [("mobilenet_v3_large", 4.462), ("efficientnet_b0", 4.268), ("vit_b_16", 85.95)])
 def test_models_of_fedcv_have_their_real_sizes_with_203_classes(name, million):
     """specs/fedcv.md 4.2, as counted in timm."""
     with torch.device("meta"):

@@ -16,13 +16,21 @@ from fedlens.models import create_model, load_pretrained
 from fedlens.models.pretrained import first_of
 
 
+@pytest.fixture(autouse=True)
+def _the_same_inputs_in_every_run() -> None:
+    torch.manual_seed(0)
+
+
 class Small(nn.Sequential):
     """A convolution, a norm and a head."""
 
     def __init__(self, classes: int = 3, norm: nn.Module | None = None):
         super().__init__(
             OrderedDict(
-                convolution=nn.Conv2d(1, 4, 3, bias=False), norm=norm or nn.BatchNorm2d(4), flat=nn.Flatten(), head=nn.Linear(4, classes)
+                convolution=nn.Conv2d(1, 4, 3, bias=False),
+                norm=norm or nn.BatchNorm2d(4),
+                flat=nn.Flatten(),
+                head=nn.Linear(4, classes),
             )
         )
 
@@ -223,7 +231,9 @@ def test_a_trunk_fits_a_model_with_group_norm_a_bottleneck_and_a_frozen_backbone
     convolutions = [f"{name}.weight" for name, layer in model.named_modules() if isinstance(layer, nn.Conv2d)]
     assert same(model, trunk, convolutions)
     assert model.loaded.tensors_loaded == len(convolutions) == 52
-    norms = [f"{name}.{part}" for name, layer in model.named_modules() if isinstance(layer, nn.GroupNorm) for part in ("weight", "bias")]
+    norms = [
+        f"{name}.{part}" for name, layer in model.named_modules() if isinstance(layer, nn.GroupNorm) for part in ("weight", "bias")
+    ]
     head = [f"classifier.1.{layer}.{part}" for layer in ("bottleneck", "classifier") for part in ("weight", "bias")]
     assert sorted(model.loaded.fresh) == sorted(norms + head)
 

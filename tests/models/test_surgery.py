@@ -14,6 +14,11 @@ from fedlens.models.surgery import replace_layers
 SHAPES = [(nn.BatchNorm1d, (6, 4)), (nn.BatchNorm1d, (6, 4, 5)), (nn.BatchNorm2d, (6, 4, 3, 5)), (nn.BatchNorm3d, (6, 4, 2, 3, 2))]
 
 
+@pytest.fixture(autouse=True)
+def _the_same_inputs_in_every_run() -> None:
+    torch.manual_seed(0)
+
+
 def used_batch_norm(kind: type[nn.Module] = nn.BatchNorm2d, channels: int = 4, **settings) -> nn.Module:
     """A BatchNorm that has seen data."""
     layer = kind(channels, **settings)
@@ -175,6 +180,12 @@ def test_frozen_are_the_parameters_that_match_a_pattern_and_no_others(patterns, 
     for name, parameter in model.named_parameters():
         matches = name.endswith("bias") if frozen == {"bias"} else name.startswith(tuple(frozen))
         assert parameter.requires_grad != matches, name
+
+
+def test_the_backbone_includes_layers_whose_names_only_begin_like_that_of_the_head():
+    model = nn.ModuleDict({"fc_before": nn.Linear(3, 3), "fc": nn.Linear(3, 2)})
+    freeze(model, "backbone", head="fc")
+    assert [name for name, parameter in model.named_parameters() if parameter.requires_grad] == ["fc.weight", "fc.bias"]
 
 
 def test_a_pattern_that_freezes_nothing_is_an_error_that_offers_the_nearest_name():

@@ -32,7 +32,7 @@ class Sequential:
     name = "sequential"
 
     def __init__(self, model: nn.Module, task: Task, facts: Facts, population: Population, seed: int, device: torch.device):
-        self.task, self.facts, self.population, self.seed, self.device = task, facts, population, seed, device
+        self.task, self.facts, self.population, self.seed, self.device = task, facts.to(device), population, seed, device
         self.model = copy.deepcopy(model).to(device).train()
         self.has_dropout = keyed_dropout_(self.model) > 0
         self.parameters = Layout.of_parameters(self.model)

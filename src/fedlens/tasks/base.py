@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TypeAlias
 
 import torch
@@ -30,6 +29,20 @@ class Facts:
     class_names: tuple[str, ...]
     mean: tuple[float, ...]
     standard_deviation: tuple[float, ...]
+    device: torch.device | None = None
+    shift: Tensor = field(init=False, repr=False, compare=False)  # [C, 1, 1]: −mean / deviation
+    scale: Tensor = field(init=False, repr=False, compare=False)  # [C, 1, 1]: 1 / (255 deviation)
+
+    def __post_init__(self) -> None:
+        mean, deviation = (
+            torch.tensor(values, device=self.device)[:, None, None] for values in (self.mean, self.standard_deviation)
+        )
+        object.__setattr__(self, "shift", -mean / deviation)
+        object.__setattr__(self, "scale", 1 / (255 * deviation))
+
+    def to(self, device: torch.device) -> Facts:
+        """The same facts with their tensors on a device, so that no batch has to take them there."""
+        return replace(self, device=device)
 
 
 class Task(Part):
@@ -97,12 +110,4 @@ def prepare_images(batch: Batch, facts: Facts, transforms: Sequence[Transform], 
         draws = uniform[:, first : first + transform.draws] if uniform is not None else images.new_empty(len(images), 0)
         images = transform.apply(images, draws)
         first += transform.draws
-    shift, scale = _normalisation(facts, images.device)
-    return torch.addcmul(shift, images, scale)
-
-
-@cache
-def _normalisation(facts: Facts, device: torch.device) -> tuple[Tensor, Tensor]:
-    """−mean / deviation and 1 / (255 deviation), [C, 1, 1]; made once, not copied to the device with every batch."""
-    mean, deviation = (torch.tensor(values, device=device)[:, None, None] for values in (facts.mean, facts.standard_deviation))
-    return -mean / deviation, 1 / (255 * deviation)
+    return torch.addcmul(facts.shift, images, facts.scale)
