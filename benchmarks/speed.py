@@ -304,7 +304,8 @@ def compare(options: argparse.Namespace) -> None:
     if options.json:
         settings = {name: getattr(options, name) for name in ("blocks", "rounds", "warmup", "threads")}
         versions = {package: version(package) for package in ("fedlens", "torch", "numpy")}
-        whole = {"settings": settings, "hardware": hardware(), "versions": versions, "load_of_others": load}
+        tuned = {name: value for name, value in os.environ.items() if name.startswith(("MALLOC_", "OMP_", "KMP_", "GOMP_"))}
+        whole = {"settings": settings, "hardware": hardware(), "versions": versions, "environment": tuned, "load_of_others": load}
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(whole | {"fedlens_over": ratios, "contenders": found}, indent=1) + "\n")
 

@@ -106,7 +106,7 @@ def start(folder):
     command = [sys.executable, "-m", "fedlens", "run", *LONG, "--out", str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     for _ in range(600):
-        if (folder / "metrics.jsonl").exists():
+        if (folder / "metrics.jsonl").exists() and (folder / "metrics.jsonl").stat().st_size > 0:
             return process
         time.sleep(0.1)
     process.kill()

@@ -11,7 +11,7 @@ from fedlens import Recipe, RecipeError, load_recipe, train
 from fedlens.algorithms.local_rules import SGD
 from fedlens.algorithms.server_rules import SERVER_RULES, ServerMomentum, ServerSGD
 from fedlens.data import Assignment, Federation
-from fedlens.tracking.run_folder import RunFolderError
+from fedlens.tracking.run_folder import RunFolder, RunFolderError
 
 BASE = {"rounds": 5, "cohort_size": 3, "local_work": {"batch_size": 5}, "local_rule": {"learning_rate": 0.2}}
 
@@ -201,6 +201,23 @@ def cut_off(after):
         return update(self, w, context)
 
     return step
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_ctrl_c_while_a_round_is_recorded_leaves_a_run_that_goes_on(run, tmp_path, monkeypatch, moment):
+    append = RunFolder.append
+
+    def interrupted(self, row):
+        if moment == "after" or row["round"] < 3:
+            append(self, row)
+        if row["round"] == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunFolder, "append", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(out=tmp_path / "cut")
+    monkeypatch.undo()
+    assert scores(run(out=tmp_path / "cut", resume=True)) == scores(run())
 
 
 def test_a_finished_run_can_be_opened_again_and_says_the_same(run, tmp_path):

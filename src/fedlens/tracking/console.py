@@ -97,8 +97,8 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
     seconds = summary["seconds"]
     table.add_section()
     table.add_row("time", f"{_duration(seconds['total'])}")
-    shares = (f"{part} {seconds[part] / max(seconds['total'], 1e-9):.0%}" for part in ("train", "evaluate", "other"))
-    table.add_row("", ", ".join(shares))
+    for part, name in (("train", "training"), ("evaluate", "evaluation"), ("other", "all else")):
+        table.add_row(f"  {name}", f"{seconds[part] / max(seconds['total'], 1e-9):.0%}")
     table.add_row("images/s", f"{summary['images_per_second']:,.0f}")
     table.add_row("sent up, down", f"{_bytes(summary['bytes']['up'])}, {_bytes(summary['bytes']['down'])}")
     if summary["rejected"]:

@@ -117,10 +117,11 @@ class Run:
             **self._lap(),
         }
         finished = {name: _plain(value) for name, value in numbers.items()}
-        self.state = self._judge(state, finished)
-        self.history.append(finished)
-        if self.folder is not None:
+        judged = self._judge(state, finished)
+        if self.folder is not None:  # before the state moves on: no checkpoint may know of a round that the metrics lack
             self.folder.append(finished)
+        self.history.append(finished)
+        self.state = judged
         for listener in (self.console, *self.listeners):
             listener.round(finished)
         if self.folder is not None and time.monotonic() - self.saved > self.subject.description["recipe"]["checkpoint_seconds"]:
