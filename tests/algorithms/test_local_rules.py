@@ -20,7 +20,7 @@ def walk(rule, gradients, learning_rate=0.1):
     w = START.expand(gradients.shape[1:]).clone()
     vectors = {name: torch.zeros_like(w) for name in rule.vectors}
     for g in gradients:
-        rule.step(w, g.clone(), vectors, Context(START, learning_rate, 0))
+        rule.step(w, g.clone(), vectors, Context(START, learning_rate))
     return w
 
 
@@ -62,7 +62,7 @@ def test_a_vector_of_learning_rates_works_coordinate_by_coordinate():
 def test_the_update_is_how_far_the_client_moved():
     rule = SGD()
     w = walk(rule, GRADIENTS)
-    assert torch.equal(rule.update(w, Context(START, 0.1, 0)), w - START)
+    assert torch.equal(rule.update(w, Context(START, 0.1)), w - START)
 
 
 def test_options_that_need_momentum_are_refused_without_it():

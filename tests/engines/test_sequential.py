@@ -10,7 +10,7 @@ from torch import nn
 from fedlens.algorithms.local_rules import SGD, Context
 from fedlens.algorithms.local_work import Epochs
 from fedlens.engines import Sequential
-from fedlens.models import FrozenBatchNorm
+from fedlens.models import FrozenBatchNorm, KeyedDropout
 from fedlens.tasks import Classification
 from fedlens.tasks.example_weights import ByClass
 from fedlens.tasks.transforms import HorizontalFlip
@@ -209,3 +209,11 @@ def test_the_local_rule_is_given_the_global_vector(population, linear):
     train(engine, plan_for(population, [4], batch_size=10), Watching(), state)
     assert all(x is state.x for x, _ in seen)
     assert seen[0][1] == 0.0 < seen[1][1] < seen[2][1]
+
+
+def test_dropout_draws_anew_for_every_step_round_and_client_whoever_made_the_layer(population):
+    for layer in (nn.Dropout(0.5), KeyedDropout(0.5)):
+        engine = engine_for(convolutional(layer), population)
+        one, other = (train(engine, plan_for(population, [4], round=round, batch_size=30)) for round in (0, 1))
+        # all its pictures in one batch: without other masks the two would differ by rounding only
+        assert (one[4].vectors - other[4].vectors).norm() > 0.05 * one[4].vectors.norm()

@@ -216,8 +216,14 @@ def test_keys_are_no_state_of_the_model():
     assert keyed(nn.Dropout(0.5)).state_dict() == {}
 
 
-@pytest.mark.parametrize("wrong", [torch.tensor([1]), torch.tensor(1.0), torch.tensor(1, dtype=torch.int32)])
+@pytest.mark.parametrize("wrong", [torch.tensor([[1]]), torch.tensor(1.0), torch.tensor(1, dtype=torch.int32)])
 def test_a_key_is_one_int64(wrong):
     for give in (set_dropout_key, dropout_keys):
         with pytest.raises(ValueError, match="expected a 0-dim int64 tensor"):
             give(nn.Sequential(KeyedDropout(0.5)), wrong)
+
+
+def test_only_lanes_take_several_keys():
+    with pytest.raises(ValueError, match="expected a 0-dim int64 tensor"):
+        set_dropout_key(nn.Sequential(KeyedDropout(0.5)), torch.tensor([1, 2]))
+    assert dropout_keys(nn.Sequential(KeyedDropout(0.5)), torch.tensor([1, 2]))["0.key"].tolist() == [1, 2]

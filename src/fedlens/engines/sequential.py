@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedlens import random
 from fedlens.algorithms.local_rules import Context, LocalRule
 from fedlens.algorithms.local_work import Plan
 from fedlens.algorithms.updates import Updates
 from fedlens.data.feed import Feed
 from fedlens.data.population import Federation, Population
-from fedlens.models.dropout import keyed_dropout_, set_dropout_key
+from fedlens.engines.draws import Draws
+from fedlens.models.dropout import keyed_dropout_, keyed_layers, set_dropout_key
 from fedlens.state import State
 from fedlens.tasks import Facts, Sums, Task
 from fedlens.vector import Layout
+
+Precision: TypeAlias = Literal["float32", "bfloat16"]
 
 
 class Sequential:
@@ -31,10 +34,21 @@ class Sequential:
 
     name = "sequential"
 
-    def __init__(self, model: nn.Module, task: Task, facts: Facts, population: Population, seed: int, device: torch.device):
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        facts: Facts,
+        population: Population,
+        seed: int,
+        device: torch.device,
+        precision: Precision = "float32",
+    ):
         self.task, self.facts, self.population, self.seed, self.device = task, facts.to(device), population, seed, device
+        self.dtype = getattr(torch, precision)
         self.model = copy.deepcopy(model).to(device).train()
-        self.has_dropout = keyed_dropout_(self.model) > 0
+        keyed_dropout_(self.model)
+        self.has_dropout = bool(keyed_layers(self.model))
         self.parameters = Layout.of_parameters(self.model)
         self.statistics, self.counters = Layout.of_statistics(self.model), Layout.of_counters(self.model)
         self.w, self.s, self.c = (layout.read(self.model) for layout in (self.parameters, self.statistics, self.counters))
@@ -51,7 +65,7 @@ class Sequential:
 
     def run(self, plan: Plan, state: State, rule: LocalRule, learning_rate: float) -> Iterator[Updates]:
         """Train the clients of a plan, each from the same state, and hand out their updates one by one."""
-        context = Context(state.x, self._learning_rates(rule, learning_rate), plan.round)
+        context = Context(state.x, self.learning_rates(rule, learning_rate))
         vectors = {name: torch.empty_like(self.w) for name in rule.vectors}
         batches = _Batches(self, plan)
         for slot, client in enumerate(plan.clients.tolist()):
@@ -75,7 +89,7 @@ class Sequential:
 
     def evaluate(self, state: State, federation: Federation, batch_size: int) -> Sums:
         """Measure a state on a federation's examples, with one row of sums for each of its clients."""
-        feed = self._feed(federation)
+        feed = self.feed(federation)
         ids = feed.ids(torch.from_numpy(federation.clients.examples))
         group = torch.from_numpy(federation.clients.client_of_each()).to(self.device)
         sums = self.task.begin_sums(self.facts, len(federation.clients), self.device)
@@ -84,7 +98,7 @@ class Sequential:
         with torch.no_grad():
             for part, groups in zip(ids.split(batch_size), group.split(batch_size), strict=True):
                 inputs, targets = self.task.prepare(feed.batch(part), self.facts, self.task.evaluation_transforms, None)
-                self.task.add(sums, self.model(inputs), targets, groups)
+                self.task.add(sums, self._outputs(inputs), targets, groups)
         self.model.train()
         return sums
 
@@ -97,7 +111,7 @@ class Sequential:
         """One step of the local rule on one batch; returns the sum of the examples' losses before it."""
         inputs, targets, weights = batches.take(batch)
         self.g.zero_()
-        losses = self.task.loss(self.model(inputs), targets)
+        losses = self.task.loss(self._outputs(inputs), targets)
         if weights is None:
             losses.mean().backward()
         else:  # a batch of weight zero has loss zero
@@ -106,7 +120,13 @@ class Sequential:
             rule.step(self.w, self.g, vectors, context)
         return losses.detach().sum()
 
-    def _learning_rates(self, rule: LocalRule, learning_rate: float) -> float | Tensor:
+    def _outputs(self, inputs: Tensor) -> Tensor:
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            outputs = self.model(inputs)
+        return outputs.float()
+
+    def learning_rates(self, rule: LocalRule, learning_rate: float) -> float | Tensor:
+        """η for each parameter, or one for all."""
         if not rule.learning_rate_factors:
             return learning_rate
         rates = torch.full_like(self.w, learning_rate)
@@ -115,7 +135,8 @@ class Sequential:
                 rates[place] *= factor
         return rates
 
-    def _feed(self, federation: Federation) -> Feed:
+    def feed(self, federation: Federation) -> Feed:
+        """The examples of a federation as tensors, made once for each data set."""
         key = id(federation.data)
         if key not in self.feeds:
             self.feeds[key] = Feed(federation.data, self.task.columns, self.device)
@@ -126,23 +147,15 @@ class _Batches:
     """A plan's batches as tensors: what is random about them is drawn for the whole round at once."""
 
     def __init__(self, engine: Sequential, plan: Plan):
-        task, federation, clients = engine.task, engine.population.train, plan.client_of_each
-        self.engine, self.feed = engine, engine._feed(federation)
+        federation = engine.population.train
+        self.engine, self.feed = engine, engine.feed(federation)
         self.starts = plan.start_of_batch.tolist()
         self.ids = self.feed.ids(torch.from_numpy(plan.examples))
         self.sizes = torch.from_numpy(plan.sizes.astype(np.float32)).to(engine.device)
         self.trained = np.diff(plan.start_of_batch[plan.batch_of_slot])
-        self.uniform = self.weights = self.keys = None
-        draws = np.arange(sum(transform.draws for transform in task.train_transforms))
-        if len(draws):
-            key = clients[:, None], plan.place[:, None], draws[None]
-            self.uniform = self._tensor(random.uniform(engine.seed, "transform", plan.round, *key))
-        if task.example_weights is not None:
-            self.weights = self._tensor(task.example_weights.weigh(federation, plan.examples, clients))
-        if engine.has_dropout:
-            first = plan.start_of_batch[:-1]
-            keys = random.bits(engine.seed, "dropout", plan.round, clients[first], plan.place[first])
-            self.keys = self._tensor(keys.view(np.int64))
+        draws = Draws.of(plan, engine.task, federation, engine.seed)
+        self.uniform, self.weights = self._tensor(draws.uniform), self._tensor(draws.weights)
+        self.keys = self._tensor(draws.keys) if engine.has_dropout else None
 
     def take(self, batch: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Inputs, targets and weights of a batch, and the model's dropout set to its key."""
@@ -154,5 +167,5 @@ class _Batches:
         inputs, targets = engine.task.prepare(columns, engine.facts, engine.task.train_transforms, uniform)
         return inputs, targets, self.weights[place] if self.weights is not None else None
 
-    def _tensor(self, values: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(values).to(self.engine.device)
+    def _tensor(self, values: NDArray[np.generic] | None) -> Tensor | None:
+        return None if values is None else torch.from_numpy(values).to(self.engine.device)

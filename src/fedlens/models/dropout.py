@@ -130,11 +130,12 @@ def set_dropout_key(module: nn.Module, key: Tensor) -> None:
 
 
 def dropout_keys(module: nn.Module, key: Tensor) -> dict[str, Tensor]:
-    """The buffers that hold the key, by name: the same as `set_dropout_key`, for `torch.func.functional_call`."""
-    check_key(key)
+    """The buffers that hold the key, or a key for each lane [L], by name: for `torch.func.functional_call`."""
+    check_key(key, most_dimensions=1)
     return {f"{name}.key" if name else "key": key for name in keyed_layers(module)}
 
 
-def check_key(key: Tensor) -> None:
-    if key.dtype != torch.int64 or key.ndim != 0:
-        raise ValueError(f"dropout key: got {key.dtype} of shape {tuple(key.shape)}, expected a 0-dim int64 tensor")
+def check_key(key: Tensor, most_dimensions: int = 0) -> None:
+    if key.dtype != torch.int64 or key.ndim > most_dimensions:
+        expected = "a 0-dim int64 tensor" + (", or [L] for lanes" if most_dimensions else "")
+        raise ValueError(f"dropout key: got {key.dtype} of shape {tuple(key.shape)}, expected {expected}")

@@ -24,7 +24,6 @@ class Context:
 
     x: Tensor  # [P]
     learning_rate: float | Tensor
-    round: int
 
 
 class LocalRule(Part):
