@@ -79,6 +79,7 @@ def test_a_recipe_file_that_show_printed_gives_the_same_run(tmp_path):
         (["run", "quickstart", "model.pretrained=/nowhere.pth"], 2, "no weights file '/nowhere.pth'"),
         (["run", "quickstart", "--device", "cuda:77"], 2, "cuda:77"),
         (["show", "quickstart", "rounds"], 2, "dotted.key=value"),
+        (["run", *SMALL, "--out", "/dev/null"], 3, "cannot be used as a run's folder"),
         (["resume", "/nowhere"], 3, "holds no run"),
         (["run"], 2, "Missing argument"),
         (["fly"], 2, "No such command"),

@@ -1,3 +1,4 @@
+import json
 import math
 
 import pytest
@@ -27,6 +28,8 @@ def test_infinite_concentration_survives_the_trip_through_yaml(tmp_path):
     recipe = load_recipe("quickstart", ["data.partition.alpha=.inf"])
     (tmp_path / "again.yaml").write_text(recipe.to_yaml())
     assert math.isinf(load_recipe(tmp_path / "again.yaml").data.partition.alpha)
+    text = json.dumps(recipe.to_dict(), allow_nan=False)
+    assert math.isinf(Recipe.from_dict(json.loads(text)).data.partition.alpha)
 
 
 def test_overrides_are_converted_to_the_type_of_the_field():
@@ -38,10 +41,14 @@ def test_overrides_are_converted_to_the_type_of_the_field():
             "server_rule.nesterov=true",
             "task.top_k=[3, 5]",
             "name=12",
-            "local_rule.clip_gradient_norm=null",
-        ][:4],
+            "description=2026-11-19",
+            "checkpoint_seconds=1e1",
+            "seed=1e3",
+        ],
     )
     assert recipe.rounds == 7
+    assert (recipe.name, recipe.description) == ("12", "2026-11-19")
+    assert (recipe.checkpoint_seconds, recipe.seed) == (10.0, 1000)
     assert recipe.local_rule.learning_rate == 0.01
     assert recipe.server_rule.nesterov is True
     assert recipe.task.top_k == (3, 5)
@@ -52,6 +59,22 @@ def test_another_part_comes_with_its_own_defaults():
     by_block = load_recipe("quickstart", ["server_rule={name: adam, beta2: 0.999}"])
     assert by_name.server_rule == by_block.server_rule == ServerAdam(beta2=0.999)
     assert load_recipe("quickstart", ["server_rule=adam"]).server_rule == ServerAdam()
+
+
+def test_a_part_is_named_before_its_settings_whatever_the_order():
+    for name in ("server_rule=adam", "server_rule.name=adam"):
+        assert load_recipe("quickstart", ["server_rule.beta2=0.999", name]).server_rule == ServerAdam(beta2=0.999)
+
+
+def test_aliases_and_merged_keys_are_read_and_changed_one_by_one(tmp_path):
+    path = tmp_path / "aliases.yaml"
+    path.write_text(
+        "rounds: 3\ncohort_size: 2\nlocal_rule: &rule {learning_rate: 0.3}\nserver_rule: *rule\n"
+        "evaluation: {<<: &often {every: 2, batch_size: 9}, batch_size: 7}\n"
+    )
+    recipe = load_recipe(path, ["local_rule.learning_rate=0.1"])
+    assert (recipe.local_rule.learning_rate, recipe.server_rule.learning_rate) == (0.1, 0.3)
+    assert (recipe.evaluation.every, recipe.evaluation.batch_size) == (2, 7)
 
 
 def test_overrides_reach_into_lists():
@@ -68,6 +91,10 @@ def test_overrides_reach_into_lists():
         ("server_rule=adm", ["server_rule", "'adm'", "did you mean 'adam'"]),
         ("model=cnn_mcmahon", ["model.name", "cnn_mcmahon", "did you mean 'cnn_mcmahan'"]),
         ("rounds=many", ["rounds", "expected a valid integer", "'many'"]),
+        ("rounds=true", ["rounds", "no true or false", "True"]),
+        ("server_rule.learning_rate=off", ["server_rule.learning_rate", "no true or false"]),
+        ("evaluation={1: 2}", ["evaluation={1: 2}", "key 1 is not a text"]),
+        ("device=mps", ["device", "expected auto, cpu, cuda", "mps"]),
         ("rounds=0", ["rounds", "greater than or equal to 1", "0"]),
         ("local_rule.momentum=1.5", ["local_rule.momentum", "less than 1", "1.5"]),
         ("local_rule.learning_rate=.nan", ["local_rule.learning_rate", "finite"]),
@@ -107,10 +134,14 @@ def test_unknown_recipes_and_files_are_named():
         ("rounds: [3\n", "not valid YAML"),
         ("- rounds\n", "expected keys and values"),
         ("cohort_size: 3\n", "rounds: is missing"),
+        ("rounds: 3\n4: 5\n", "key 4 is not a text"),
+        ("rounds: 3\nserver_rule: {name: adam, 5: 1}\n", "key 5 is not a text"),
+        ("rounds: &self [*self]\n", "not valid YAML"),
+        ("name: Zoë\n".encode("latin-1"), "UTF-8"),
     ],
 )
 def test_broken_files_are_refused(tmp_path, text, message):
-    (tmp_path / "broken.yaml").write_text(text)
+    (tmp_path / "broken.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
     assert message in refused([], str(tmp_path / "broken.yaml"))
 
 
@@ -128,6 +159,12 @@ def test_settings_without_averaging_say_what_they_imply():
         assert resolved.local_rule.keep_momentum
         assert resolved.resolved() == resolved
     assert Recipe(**SMALL, setting="centralised").resolved().cohort_size == 1
+
+
+def test_settings_that_have_no_meaning_are_named():
+    assert Recipe(**SMALL, setting="centralised", server_rule="adam", sampler="poisson").unused() == ["sampler", "server_rule"]
+    assert Recipe(**SMALL, setting="centralised").unused() == []
+    assert Recipe(**SMALL, server_rule="adam").unused() == []
 
 
 def test_a_recipe_cannot_be_changed():

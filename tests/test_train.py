@@ -10,7 +10,7 @@ from torch import nn
 from fedlens import Recipe, RecipeError, load_recipe, train
 from fedlens.algorithms.local_rules import SGD
 from fedlens.algorithms.server_rules import SERVER_RULES, ServerMomentum, ServerSGD
-from fedlens.data import Assignment, Federation
+from fedlens.data import Assignment, Examples, Federation
 from fedlens.tracking.run_folder import RunFolder, RunFolderError
 
 BASE = {"rounds": 5, "cohort_size": 3, "local_work": {"batch_size": 5}, "local_rule": {"learning_rate": 0.2}}
@@ -267,3 +267,91 @@ def test_validation_examples_are_held_out_of_each_client_and_choose_the_best_rou
     assert result.summary["best"]["metric"] == "validation/accuracy"
     assert result.summary["data"]["train_examples"] == 8000
     assert result.summary["data"]["evaluation"] == {"validation": 2000, "test": 2000}
+
+
+IMPOSSIBLE = {
+    "a crop larger than the picture": (
+        {"task": {"train_transforms": [{"name": "random_crop", "size": 40}]}},
+        "size 40 is larger than the image",
+    ),
+    "a crop that the model cannot take": (
+        {"task": {"train_transforms": [{"name": "random_crop", "size": 24}]}},
+        "a trial step failed, on 1 images of a client",
+    ),
+    "an evaluation that the model cannot take": (
+        {"task": {"evaluation_transforms": [{"name": "center_crop", "size": 20}]}},
+        "a trial evaluation failed, on 2 images of the test set",
+    ),
+    "too few weights for the classes": (
+        {"task": {"example_weights": {"name": "by_class", "weights": [1, 2]}}},
+        "2 weights for labels up to",
+    ),
+    "a pattern that matches nothing": (
+        {"local_rule": {"learning_rate_factors": {"head.*": 2.0}}},
+        r"no trainable parameter matches 'head\.\*'",
+    ),
+    "batches that nobody can fill": (
+        {"local_work": {"batch_size": 64, "last_batch": "drop"}},
+        "no client holds enough for a batch of 64",
+    ),
+    "nobody to train alone": (
+        {"setting": "local", "sampler": "poisson", "cohort_size": 1, "seed": 7},
+        "drew no client",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", IMPOSSIBLE)
+def test_what_cannot_be_run_is_refused_before_anything_is_written(run, tmp_path, what):
+    settings, message = IMPOSSIBLE[what]
+    with pytest.raises(RecipeError, match=message):
+        run(out=tmp_path / "run", **settings)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_batch_of_one_before_batch_norm_is_refused(run, tmp_path):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10), nn.BatchNorm1d(10))
+    with pytest.raises(RecipeError, match="a trial step failed, on 1 images"):  # client d holds a single picture
+        run(model=model, out=tmp_path / "run")
+    assert run(model=model, local_work={"name": "steps", "batch_size": 5, "steps": 1}).summary["rounds"] == 5
+
+
+def columns(population, **changed):
+    data = population.test.data
+    rows = {"image": data.column("image")[:60], "label": data.column("label")[:60]} | changed
+    test = Examples({name: values for name, values in rows.items() if values is not None}, "the test set")
+    return replace(population, test=Federation.pooled(test))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"label": np.full(60, 10)}, r"labels must lie in 0…9; found 0…10"),
+        ({"label": None}, "no column 'label'"),
+        ({"image": np.zeros((60, 20, 20, 1), np.uint8)}, "a trial evaluation failed"),
+        ({"image": np.zeros((60, 28, 28, 3), np.uint8)}, "3 channels"),
+        ({"image": np.zeros((0, 28, 28, 1), np.uint8), "label": np.zeros(0, np.int64)}, "the test set is empty"),
+    ],
+)
+def test_evaluation_sets_are_held_against_the_task(run, population, changed, message):
+    with pytest.raises(RecipeError, match=message):
+        run(columns(population, **changed))
+
+
+def test_where_nothing_is_federated_nothing_is_sent(run):
+    assert run().summary["bytes"]["up"] > 0
+    for setting in ("centralised", "local"):
+        assert run(setting=setting).summary["bytes"] == {"up": 0, "down": 0, "up_per_round": 0, "down_per_round": 0}
+
+
+def test_alone_a_client_without_examples_of_its_own_to_measure_on_has_no_accuracy(run, population):
+    clients = population.train.clients
+    own = replace(population, validation=Federation(population.data, clients))  # client c holds nothing
+    result = run(own, setting="local", sampler="all", cohort_size=6, rounds=1)
+    assert [row["validation/accuracy"] is None for row in result.history] == [size == 0 for size in clients.sizes]
+
+
+def test_an_answer_of_somebody_unknown_is_named_by_its_id(population):
+    assert population.train.clients.client_name(1) == "client b"
+    assert population.train.clients.client_name(17) == "17"
+    assert population.train.clients.client_name(-1) == "-1"

@@ -14,7 +14,7 @@ from rich.console import Console as Terminal
 from rich.table import Table
 
 import fedlens
-from fedlens.recipe import RecipeError, load_recipe, packaged_recipes
+from fedlens.recipe import Recipe, RecipeError, load_recipe, packaged_recipes
 from fedlens.tracking.checkpoints import BadCheckpoint
 from fedlens.tracking.console import closing_table
 from fedlens.tracking.run_folder import RunFolderError, new_path
@@ -69,6 +69,7 @@ def run(
         changes += [f"seed={seed}"] if seed is not None else []
         changes += [f"device={device}"] if device is not None else []
         loaded = load_recipe(recipe, changes)
+        say_unused(loaded)
         show_result(train(loaded, out=out or new_path(loaded.name)), as_json)
 
 
@@ -119,11 +120,18 @@ def show(
     - `fedlens show quickstart setting=centralised > mine.yaml`
     """
     with errors():
-        resolved = load_recipe(recipe, overrides or []).resolved()
+        loaded = load_recipe(recipe, overrides or [])
+        say_unused(loaded)
+        resolved = loaded.resolved()
     if as_json:
         print_json(resolved.to_dict())
     else:
         print(resolved.to_yaml(), end="")
+
+
+def say_unused(recipe: Recipe) -> None:
+    if unused := recipe.unused():
+        print(f"note: setting '{recipe.setting}' has no use for the recipe's {', '.join(unused)}", file=sys.stderr)
 
 
 def show_result(result: Result, as_json: bool) -> None:
@@ -135,7 +143,7 @@ def show_result(result: Result, as_json: bool) -> None:
 
 
 def print_json(content: Any) -> None:
-    print(json.dumps(content, indent=1, ensure_ascii=False))
+    print(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False))
 
 
 @contextmanager

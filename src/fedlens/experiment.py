@@ -14,13 +14,15 @@ from torch import Tensor, nn
 
 from fedlens.algorithms.local_work import Plan
 from fedlens.algorithms.schedules import learning_rate
-from fedlens.data import Federation, Population, federate, mean_earth_movers_distance
+from fedlens.data import Assignment, Federation, Population, federate, mean_earth_movers_distance
 from fedlens.data.population import Indices
-from fedlens.engines import Sequential
+from fedlens.engines import Report, Sequential
 from fedlens.recipe import Recipe, RecipeError
 from fedlens.state import State
 from fedlens.tasks import Facts
 from fedlens.vector import Layout
+
+TRIED = 2  # examples, before a run begins
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class Experiment:
             if recipe.data is None:
                 raise RecipeError("data: is missing: name a source, or give train() a population")
             population = federate(recipe.data.source.load(), recipe.data.partition, recipe.data.validation, recipe.seed)
+        for tracker in recipe.trackers:
+            tracker.check()
         if recipe.setting == "centralised":
             population = population.pool()
         recipe.sampler.check(population.sizes, recipe.cohort_size)
@@ -63,7 +67,34 @@ class Experiment:
         alone = None
         if recipe.setting == "local":
             alone = recipe.sampler.sample(population.sizes, recipe.cohort_size, recipe.seed, 0)
-        return cls(recipe, population, facts, model, engine, alone)
+            if not len(alone):
+                raise RecipeError(f"setting: local, but sampler '{recipe.sampler.name}' drew no client; use sampler=uniform")
+        experiment = cls(recipe, population, facts, model, engine, alone)
+        experiment._try_out()
+        return experiment
+
+    def _try_out(self) -> None:
+        """Train and evaluate on an example or two, so that parts that do not fit are refused before anything is written."""
+        recipe, clients = self.recipe, self.population.train.clients
+        for split, federation in self.population.evaluations().items():
+            if not len(federation.clients.examples):
+                raise RecipeError(f"data: the {split} set is empty: no example to measure the model on")
+            recipe.task.check(federation.data, self.facts)
+        plan = recipe.local_work.smallest(clients.offsets, clients.examples, TRIED)
+        self.engine.learning_rates(recipe.local_rule, 0.0)
+        try:
+            for _ in self.engine.run(plan, self.engine.begin(), recipe.local_rule, 0.0):
+                pass
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise RecipeError(f"a trial step failed, on {len(plan.examples)} images of a client: {error}") from error
+        for split, federation in self.population.evaluations().items():
+            try:
+                few = Assignment.pooled(min(TRIED, len(federation.data)))
+                self.engine.evaluate(self.engine.begin(), Federation(federation.data, few), TRIED)
+            except (RuntimeError, ValueError, IndexError, TypeError) as error:
+                raise RecipeError(
+                    f"a trial evaluation failed, on {len(few.examples)} images of the {split} set: {error}"
+                ) from error
 
     @property
     def rounds(self) -> int:
@@ -98,12 +129,13 @@ class Experiment:
         place, rounds = round % self.recipe.rounds, self.recipe.rounds
         return learning_rate(self.recipe.local_rule, place, rounds), learning_rate(self.recipe.server_rule, place, rounds)
 
-    def row(self, round: int, cohort: Indices, state: State) -> dict[str, Any]:
-        """What is known of a round before it is measured."""
+    def row(self, round: int, cohort: Indices, state: State, report: Report) -> dict[str, Any]:
+        """What is known of a round before the model is measured; where nothing is federated, nothing is sent."""
         local, server = self.learning_rates(round)
         alone = {} if self.alone is None else {"client": self.population.train.clients.client_name(int(cohort[0]))}
-        sent = len(cohort) * state.sent_bytes
-        return {**alone, "cohort": len(cohort), "bytes_down": sent, "learning_rate": local, "server_learning_rate": server}
+        down, up = (len(cohort) * state.sent_bytes, report.bytes_up) if self.recipe.setting == "federated" else (0, 0)
+        rates = {"learning_rate": local, "server_learning_rate": server}
+        return {**alone, "cohort": len(cohort), "bytes_down": down, "bytes_up": up, **rates}
 
     def due(self, round: int) -> bool:
         """Whether the model is measured after this round."""
@@ -195,9 +227,9 @@ class Experiment:
 def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise RecipeError(f"device: '{name}' is not there: PyTorch sees no CUDA GPU (use cpu or auto)")
+    device, seen = torch.device(name), torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= seen:
+        raise RecipeError(f"device: '{name}' is not there: CUDA GPUs that PyTorch sees: {seen} (use cpu or auto)")
     return device
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-import torch
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, field_validator, model_validator
 from torch import nn
 
 from fedlens.algorithms.aggregators import AGGREGATORS, Aggregator, WeightedMean
@@ -20,7 +21,7 @@ from fedlens.algorithms.samplers import SAMPLERS, All, Sampler, Uniform
 from fedlens.algorithms.server_rules import SERVER_RULES, ServerRule, ServerSGD
 from fedlens.data import IID, PARTITIONS, SOURCES, Partition, Source
 from fedlens.models import MODELS, create_model
-from fedlens.registry import BadSettings, Part, chosen_from, nearest
+from fedlens.registry import SETTINGS, BadSettings, Part, chosen_from, nearest, no_switch_for_a_number
 from fedlens.tasks import TASKS, Classification, Task
 from fedlens.tracking.trackers import TRACKERS, Tracker
 
@@ -35,7 +36,8 @@ class RecipeError(ValueError):
 class Settings(BaseModel):
     """A block of a recipe; a key that it does not know is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+    model_config = SETTINGS
+    _numbers = field_validator("*", mode="before")(no_switch_for_a_number)
 
     @model_validator(mode="before")
     @classmethod
@@ -89,11 +91,8 @@ class Evaluation(Settings):
 
 
 def _known_device(device: str) -> str:
-    if device != "auto":
-        try:
-            torch.device(device)
-        except RuntimeError as error:
-            raise ValueError("expected auto, cpu, cuda or cuda:N") from error
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+        raise ValueError("expected auto, cpu, cuda or cuda:N")
     return device
 
 
@@ -142,12 +141,19 @@ class Recipe(Settings):
             implied["local_rule"] = self.local_rule.model_copy(update={"keep_momentum": True})
         return self.model_copy(update=implied)
 
+    def unused(self) -> list[str]:
+        """Settings that are there but have no meaning in this `setting`."""
+        resolved = self.resolved()
+        changed = [key for key in ("sampler", "aggregator", "server_rule") if getattr(self, key) != getattr(resolved, key)]
+        return [key for key in changed if key in self.model_fields_set]
+
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, in the order of the fields; what is not set is left out."""
-        return self.model_dump(mode="json", exclude_none=True)
+        """Plain values for JSON, in the order of the fields; what is not set is left out, and infinity is a text."""
+        plain: dict[str, Any] = _finite(self.model_dump(mode="json", exclude_none=True))
+        return plain
 
     def to_yaml(self) -> str:
-        return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True, width=120)
+        return yaml.safe_dump(self.model_dump(mode="json", exclude_none=True), sort_keys=False, allow_unicode=True, width=120)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str = "recipe") -> Recipe:
@@ -158,21 +164,34 @@ class Recipe(Settings):
             raise RecipeError("\n".join(f"{where}: {problem}" for problem in problems)) from error
 
 
+def _finite(value: Any) -> Any:
+    """JSON knows no infinity; pydantic reads 'inf'."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe that comes with fedlens (`fedlens recipes` lists them) or a YAML file, and apply `dotted.key=value`s."""
     path = Path(name)
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
             raise RecipeError(f"no such file: {path}")
-        text, where = path.read_text(), f"recipe {path}"
+        where = f"recipe {path}"
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise RecipeError(f"{where}: not a text file in UTF-8: {error.reason} at byte {error.start}") from error
     else:
         packaged = PACKAGED / f"{name}.yaml"
         if not packaged.is_file():
             raise RecipeError(f"unknown recipe '{name}': {nearest(str(name), packaged_recipes())} (or give a .yaml file)")
-        text, where = packaged.read_text(), f"recipe {name}"
+        text, where = packaged.read_text(encoding="utf-8"), f"recipe {name}"
     values = _parse(text, where)
     values.setdefault("name", path.stem)
-    for override in overrides:
+    for override in sorted(overrides, key=_depth):
         _override(values, override, where)
     return Recipe.from_dict(values, where)
 
@@ -183,27 +202,52 @@ def packaged_recipes() -> list[str]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which a key given twice is an error, not a silent overwrite."""
+    """YAML in which a key given twice is an error, `1e-3` a number as everywhere else, and nothing is a date."""
+
+    yaml_implicit_resolvers: ClassVar = {  # type: ignore[misc]
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    keys = [loader.construct_object(key) for key, _ in node.value]
+    keys = [loader.construct_object(key) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
     if twice := [key for key in keys if keys.count(key) > 1]:
         raise yaml.constructor.ConstructorError(None, None, f"key '{twice[0]}' is given twice", node.start_mark)
     return loader.construct_mapping(node, deep=True)
 
 
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789"))
 
 
 def _parse(text: str, where: str) -> dict[str, Any]:
     try:
-        values = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
+        values = _unshared(yaml.load(text, _Loader))
+    except (yaml.YAMLError, RecursionError) as error:
         raise RecipeError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from error
+    except RecipeError as error:
+        raise RecipeError(f"{where}: {error}") from error
     if not isinstance(values, dict):
         raise RecipeError(f"{where}: expected keys and values, such as 'rounds: 10'; got {type(values).__name__}")
     return values
+
+
+def _unshared(value: Any) -> Any:
+    """A copy in which what an alias (`*name`) stands for is there as often as it is named, so that each can be changed."""
+    if isinstance(value, list):
+        return [_unshared(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if other := [key for key in value if not isinstance(key, str)]:
+        raise RecipeError(f"key {other[0]!r} is not a text; write it in quotes")
+    return {key: _unshared(item) for key, item in value.items()}
+
+
+def _depth(override: str) -> int:
+    """The whole comes before its parts, whatever their order: `server_rule=adam` before `server_rule.learning_rate=0.1`."""
+    key = override.partition("=")[0]
+    return key.removesuffix(".name").count(".")
 
 
 def _override(values: dict[str, Any], override: str, where: str) -> None:
@@ -212,9 +256,11 @@ def _override(values: dict[str, Any], override: str, where: str) -> None:
     if not equals or not key:
         raise RecipeError(f"{where}: override '{override}' is not of the form dotted.key=value")
     try:
-        value = yaml.safe_load(text)
+        value = _unshared(yaml.load(text, _Loader))
     except yaml.YAMLError:
         value = text
+    except RecipeError as error:
+        raise RecipeError(f"{where}: override '{override}': {error}") from error
     *parents, last = key.split(".")
     place: Any = values
     for depth, step in enumerate(parents):

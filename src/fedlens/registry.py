@@ -7,7 +7,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, SerializeAsAny, ValidationError, model_serializer
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    SerializeAsAny,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+)
 from pydantic_core.core_schema import CoreSchema, SerializerFunctionWrapHandler
 
 T = TypeVar("T")
@@ -32,13 +42,31 @@ class BadSettings(ValueError):
         self.part, self.error = part, error
 
 
+SETTINGS = ConfigDict(
+    frozen=True,
+    extra="forbid",
+    validate_default=True,
+    allow_inf_nan=False,
+    coerce_numbers_to_str=True,
+    ser_json_inf_nan="constants",
+)
+
+
+def no_switch_for_a_number(cls: type[BaseModel], value: Any, info: ValidationInfo) -> Any:
+    """`rounds: true` is a mistake, though Python counts True as 1."""
+    if isinstance(value, bool) and info.field_name and "bool" not in str(cls.model_fields[info.field_name].annotation):
+        raise ValueError(f"expected no true or false here; got {value}")
+    return value
+
+
 class Part(BaseModel):
     """A building block of an experiment: its fields are its settings, its methods what it does.
 
     A part is frozen and holds no state: what changes from round to round is passed in and returned.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False, ser_json_inf_nan="strings")
+    model_config = SETTINGS
+    _numbers = field_validator("*", mode="before")(no_switch_for_a_number)
 
     name: ClassVar[str] = ""
 
@@ -96,6 +124,8 @@ class Registry(Generic[T]):
         name = settings.pop("name", None)
         if not isinstance(name, str):
             raise ValueError(f"a {self.kind} needs a name: choose from: {', '.join(self.entries)}")
+        if other := [key for key in settings if not isinstance(key, str)]:
+            raise ValueError(f"a {self.kind}'s settings have names; {other[0]!r} is none")
         part: Any = self.get(name)
         try:
             return part(**settings)

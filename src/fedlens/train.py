@@ -58,11 +58,11 @@ def train(
                 local_rate, server_rate = experiment.learning_rates(round)
                 cohort = experiment.cohort(round)  # who takes part
                 plan = experiment.plan(cohort, round)  # what each does, as index batches
-                admission = Admission(plan, size=state.x.numel())
+                admission = Admission(plan, state)
                 updates = engine.run(plan, state, recipe.local_rule, local_rate)  # Δ_k = w_k − x, a stream of [m, P]
                 update = recipe.aggregator.combine(admission.admit(run.watch(updates, len(cohort))))  # Δ = Σ p_k Δ_k
                 report = admission.report()
-                row = experiment.row(round, cohort, state)
+                row = experiment.row(round, cohort, state, report)
                 state = advance(state, update, report, recipe.server_rule, server_rate)  # x ← x + η Δ
             if experiment.due(round):
                 with run.timed("evaluate"):

@@ -5,6 +5,9 @@
 Everything between client and server is such a vector; many clients are a matrix [m, P]. Buffers (BatchNorm's running
 statistics) travel in a vector of their own and are averaged as statistics, never treated as weights; integer buffers
 (counters) are kept apart again, because an average of counters is no counter.
+
+A convolution's weight [O, I, height, width] lies in the vector as [O, height, width, I]: with the input channels innermost,
+as fast convolutions read it, so that no engine has to turn it round. Algorithms do not see the difference.
 """
 
 from __future__ import annotations
@@ -67,14 +70,16 @@ class Layout:
         """Name the pieces of a vector [P] (or of a matrix [m, P]) without copying; differentiable, its backward one `cat`."""
         if vector.shape[-1] != self.size:
             raise ValueError(f"a vector of length {vector.shape[-1]} does not fit this layout of length {self.size}")
-        pieces = vector.split(self.sizes, dim=-1)
-        shaped = (piece.view((*piece.shape[:-1], *shape)) for piece, shape in zip(pieces, self.shapes, strict=True))
-        return dict(zip(self.names, shaped, strict=True))
+        return self.shaped(vector.split(self.sizes, dim=-1))
+
+    def shaped(self, pieces: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Name the pieces [P_i] of a vector, or [m, P_i] of a matrix, that were split from it by `sizes`: views of them."""
+        return dict(zip(self.names, map(_shaped, pieces, self.shapes), strict=True))
 
     def read(self, module: nn.Module) -> Tensor:
         """Copy the module's tensors into a new vector [P]."""
-        values = [value.detach().reshape(-1) for value in self._tensors(module)]
-        return torch.cat(values) if values else torch.empty(0, dtype=self.dtype)
+        values = [_flat(value.detach()) for value in self._tensors(module)]
+        return torch.cat(values) if values else torch.empty(0, dtype=self.dtype, device=_device(module))
 
     def write(self, module: nn.Module, vector: Tensor) -> None:
         """Copy a vector [P] into the module's own tensors."""
@@ -98,6 +103,12 @@ class Layout:
                 parameter.grad = gradients.get(name)
             else:
                 owner._buffers[attribute] = values[name]
+
+    def check_bound(self, module: nn.Module, vector: Tensor) -> None:
+        """Refuse a module that has put another tensor in the place of one that is bound: the vector would not hear of it."""
+        for name, value in zip(self.names, self._tensors(module), strict=True):
+            if value.untyped_storage().data_ptr() != vector.untyped_storage().data_ptr():
+                raise TypeError(f"'{name}' was replaced while the model ran; change it in place (value.copy_(…), value.mul_(…))")
 
     def slices(self, patterns: str | Iterable[str]) -> list[slice]:
         """The places of all tensors whose name matches one of the glob patterns, neighbours joined."""
@@ -127,20 +138,52 @@ class Layout:
             yield getattr(owner, attribute)
 
 
+def _shaped(piece: Tensor, shape: torch.Size) -> Tensor:
+    """A piece [P_i] of a vector, or [m, P_i] of a matrix, as the tensor that it is: a view."""
+    leading = piece.shape[:-1]
+    if len(shape) == 4:
+        outputs, inputs, height, width = shape
+        return piece.view((*leading, outputs, height, width, inputs)).movedim(-1, -3)
+    return piece.view((*leading, *shape))
+
+
+def _flat(value: Tensor) -> Tensor:
+    """A tensor as the piece of a vector: what `_shaped` undoes."""
+    return value.movedim(1, -1).reshape(-1) if value.ndim == 4 else value.reshape(-1)
+
+
+def _device(module: nn.Module) -> torch.device:
+    return next(module.parameters()).device
+
+
 def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
     path, _, attribute = name.rpartition(".")
     return module.get_submodule(path), attribute
 
 
+def private_buffers(module: nn.Module) -> list[Tensor]:
+    """Buffers that stay with the model: not persistent ones, and masks. Whatever a client does to them ends with it."""
+    return [value for _, value, travels in _buffers(module) if not travels]
+
+
 def _travelling_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Buffers that a client changes and the server must hear of: not those declared constant or not persistent."""
+    """Buffers that a client changes and the server must hear of."""
+    for name, value, travels in _buffers(module):
+        if travels:
+            if value.dtype not in (torch.float32, torch.int64):
+                raise TypeError(
+                    f"buffer '{name}' is {value.dtype}; buffers that travel must be float32 or int64 "
+                    "(or be registered with persistent=False, and stay with the model)"
+                )
+            yield name, value
+
+
+def _buffers(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
+    """Name and value of each buffer that is not declared constant, and whether it is sent."""
     for path, owner in module.named_modules():
         if getattr(owner, "constant_buffers", False):
             continue
         for name, value in owner._buffers.items():
-            full_name = f"{path}.{name}" if path else name
-            if value is None or name in owner._non_persistent_buffers_set:
-                continue
-            if value.is_floating_point() and value.dtype != torch.float32:
-                raise TypeError(f"buffer '{full_name}' is {value.dtype}; floating-point buffers must be float32")
-            yield full_name, value
+            if value is not None:
+                travels = name not in owner._non_persistent_buffers_set and value.dtype != torch.bool
+                yield f"{path}.{name}" if path else name, value, travels

@@ -15,6 +15,8 @@ from fedlens.train import advance
 SIZE = 6
 PLAN = Epochs(batch_size=2).plan(np.array([0, 4, 7, 9, 9]), np.arange(9), np.arange(4), seed=0, round=0)
 
+BEFORE = State(0, torch.zeros(SIZE), torch.zeros(2), torch.zeros(1, dtype=torch.int64))
+
 
 def update(client, vector=None, size=None, **changed):
     """A well-formed update of one client, or one with something changed."""
@@ -33,7 +35,7 @@ def update(client, vector=None, size=None, **changed):
 
 def admitted(*updates):
     """The report on some updates, and what they come to."""
-    admission = Admission(PLAN, SIZE)
+    admission = Admission(PLAN, BEFORE)
     combined = WeightedMean().combine(admission.admit(updates))
     return admission.report(), combined
 
@@ -53,6 +55,14 @@ BAD = {
     "weight infinite": {"size": math.inf},
     "weight larger than what it holds": {"size": 1e30},
     "two weights": {"sizes": torch.ones(2)},
+    "loss NaN": {"loss": torch.tensor([math.nan])},
+    "loss infinite": {"loss": torch.tensor([math.inf])},
+    "two losses": {"loss": torch.ones(2)},
+    "too few statistics": {"statistics": torch.ones(1, 1)},
+    "too many statistics": {"statistics": torch.ones(1, 3)},
+    "counters of another type": {"counters": torch.ones(1, 1)},
+    "no counters": {"counters": torch.ones(1, 0, dtype=torch.int64)},
+    "no count of images": {"trained": np.array([], dtype=np.int64)},
 }
 
 
@@ -92,13 +102,13 @@ def test_a_chunk_of_many_clients_loses_only_its_bad_rows():
         clients=np.arange(3),
         sizes=torch.tensor([4.0, 3.0, 2.0]),
         vectors=vectors,
-        statistics=torch.ones(3, 0),
-        counters=torch.ones(3, 0, dtype=torch.int64),
+        statistics=torch.ones(3, 2),
+        counters=torch.ones(3, 1, dtype=torch.int64),
         loss=torch.ones(3),
         trained=np.array([4, 3, 2]),
         kept={"momentum": torch.arange(3.0)[:, None].expand(3, SIZE)},
     )
-    admission = Admission(PLAN, SIZE)
+    admission = Admission(PLAN, BEFORE)
     combined = WeightedMean().combine(admission.admit([chunk]))
     report = admission.report()
     assert torch.equal(combined.vector, torch.ones(SIZE))

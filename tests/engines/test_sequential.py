@@ -217,3 +217,41 @@ def test_dropout_draws_anew_for_every_step_round_and_client_whoever_made_the_lay
         one, other = (train(engine, plan_for(population, [4], round=round, batch_size=30)) for round in (0, 1))
         # all its pictures in one batch: without other masks the two would differ by rounding only
         assert (one[4].vectors - other[4].vectors).norm() > 0.05 * one[4].vectors.norm()
+
+
+class Remembers(nn.Module):
+    """Adds up what it has seen in a buffer of some kind."""
+
+    def __init__(self, buffer, persistent=True, replaces=False):
+        super().__init__()
+        self.register_buffer("seen", buffer, persistent=persistent)
+        self.replaces = replaces
+
+    def forward(self, x):
+        if self.replaces:
+            self.seen = self.seen + 1
+        else:
+            self.seen += 1
+        return x * self.seen.float()
+
+
+def with_memory(linear, *arguments, **options):
+    return nn.Sequential(Remembers(*arguments, **options), *linear)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.float64])
+def test_buffers_that_are_not_sent_begin_anew_with_each_client(linear, population, dtype):
+    engine = engine_for(with_memory(linear, torch.ones((), dtype=dtype), persistent=False), population)
+    both, alone = train(engine, plan_for(population, [0, 4])), train(engine, plan_for(population, [4]))
+    assert torch.equal(both[4].vectors, alone[4].vectors)
+
+
+def test_buffers_that_are_neither_sent_nor_private_are_refused(linear, population):
+    with pytest.raises(TypeError, match=r"'0\.seen' is torch\.int32"):
+        engine_for(with_memory(linear, torch.ones((), dtype=torch.int32)), population)
+
+
+def test_buffers_that_are_replaced_are_refused(linear, population):
+    engine = engine_for(with_memory(linear, torch.ones(()), replaces=True), population)
+    with pytest.raises(TypeError, match=r"'0\.seen' was replaced"):
+        train(engine, plan_for(population, [4]))

@@ -95,6 +95,17 @@ def test_a_flipped_bit_in_a_tensor_is_never_accepted(tmp_path):
             load_state(tmp_path / "last.safetensors", CPU)
 
 
+def test_a_damaged_checkpoint_never_takes_the_place_of_the_good_one_before_it(tmp_path):
+    for round in (7, 8):
+        save_state(tmp_path, replace(STATE, round=round))
+    (tmp_path / "last.safetensors").write_bytes(b"damaged")
+    assert load_newest(tmp_path, CPU, str).round == 7
+    save_state(tmp_path, replace(STATE, round=9))
+    assert load_state(tmp_path / "previous.safetensors", CPU).round == 7
+    assert load_state(tmp_path / "last.safetensors", CPU).round == 9
+    assert (tmp_path / "damaged.safetensors").read_bytes() == b"damaged"
+
+
 def test_if_both_are_damaged_nothing_is_guessed(tmp_path):
     save_state(tmp_path, STATE)
     save_state(tmp_path, STATE)

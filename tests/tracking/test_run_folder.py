@@ -62,3 +62,35 @@ def test_new_runs_get_folders_of_their_own(tmp_path):
     paths = {new_path("quickstart", tmp_path) for _ in range(50)}
     assert len(paths) > 45
     assert {path.parent.name for path in paths} == {"quickstart"}
+
+
+def test_a_line_torn_inside_a_character_is_cut_off(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", "")
+    folder.append({"round": 1, "client": "Zoë"})
+    folder.append({"round": 2, "client": "Zoë"})
+    folder.close()
+    path = tmp_path / "run/metrics.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: whole.rindex("ë".encode()) + 1])
+    folder = RunFolder.open(tmp_path / "run")
+    assert folder.rows(until=1) == [{"round": 1, "client": "Zoë"}]
+    folder.close()
+
+
+def test_a_damaged_manifest_and_a_path_that_is_no_folder_are_said_in_a_line(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", "")
+    (tmp_path / "run/manifest.json").write_text('{"recipe": {"na')
+    with pytest.raises(RunFolderError, match=r"manifest\.json is damaged"):
+        folder.read("manifest.json")
+    folder.close()
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file/below"):
+        with pytest.raises(RunFolderError, match="cannot be used as a run's folder"):
+            RunFolder.create(path, "")
+
+
+def test_what_is_no_number_in_json_is_never_written(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", "")
+    with pytest.raises(ValueError, match="JSON"):
+        folder.append({"round": 1, "loss": float("nan")})
+    folder.close()

@@ -69,6 +69,7 @@ def test_trackers_are_imported_only_when_asked_for_and_say_what_to_install(popul
     run(population, linear, quiet, tmp_path / "without")
     with pytest.raises(ImportError, match=r"pip install 'fedlens\[tracking\]'"):
         run(population, linear, quiet, tmp_path / "with", name)
+    assert not (tmp_path / "with").exists()
 
 
 def test_importing_fedlens_imports_no_tracker():

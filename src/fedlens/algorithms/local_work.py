@@ -46,6 +46,21 @@ class Plan:
         """For each planned example the client that trains on it."""
         return np.repeat(self.clients, np.diff(self.start_of_batch[self.batch_of_slot]))
 
+    def part(self, first: int, last: int) -> Plan:
+        """The work of slots first … last − 1."""
+        batches = slice(int(self.batch_of_slot[first]), int(self.batch_of_slot[last]))
+        starts = self.start_of_batch[batches.start : batches.stop + 1]
+        examples = slice(int(starts[0]), int(starts[-1]))
+        return Plan(
+            round=self.round,
+            clients=self.clients[first:last],
+            sizes=self.sizes[first:last],
+            examples=self.examples[examples],
+            place=self.place[examples],
+            start_of_batch=starts - starts[0],
+            batch_of_slot=self.batch_of_slot[first : last + 1] - self.batch_of_slot[first],
+        )
+
 
 @dataclass(frozen=True)
 class Amounts:
@@ -76,6 +91,29 @@ class LocalWork(Part):
         row = (np.cumsum(passes) - passes)[slot] + place // amounts.per_pass[slot]
         return order[first[row] + place % amounts.per_pass[slot]]
 
+    def smallest(self, offsets: Indices, examples: Indices, most: int) -> Plan:
+        """One batch of the client whose last batch is the smallest, cut to `most` examples: a plan to try things out on."""
+        amounts = self.amounts(self.used(np.diff(offsets)))
+        last = np.where(amounts.total > 0, (amounts.unit - 1) % self.batch_size + 1, np.iinfo(np.int64).max)
+        if not amounts.total.any():
+            raise ValueError(f"local_work: no client holds enough for a batch of {self.batch_size}, so nothing would be learnt")
+        client = int(last.argmin())
+        count = min(most, int(last[client]))
+        held = int(offsets[client + 1] - offsets[client])
+        return Plan(
+            round=0,
+            clients=np.array([client]),
+            sizes=np.array([count]),
+            examples=examples[offsets[client] + np.arange(count) % held],
+            place=np.arange(count),
+            start_of_batch=np.array([0, count]),
+            batch_of_slot=np.array([0, 1]),
+        )
+
+    def used(self, held: Indices) -> Indices:
+        """n_k, how many of the examples that it holds each client uses in a round."""
+        return held if self.max_examples is None else np.minimum(held, self.max_examples)
+
     def plan(self, offsets: Indices, examples: Indices, cohort: Indices, seed: int, round: int) -> Plan:
         """Lay out the round for a cohort of clients that hold examples[offsets[k] : offsets[k + 1]]."""
 
@@ -83,7 +121,7 @@ class LocalWork(Part):
             return random.bits(seed, purpose, round, cohort[slot], *words)
 
         held = offsets[cohort + 1] - offsets[cohort]
-        sizes = held if self.max_examples is None else np.minimum(held, self.max_examples)
+        sizes = self.used(held)
         amounts = self.amounts(sizes)
         slot, place = np.repeat(np.arange(len(cohort)), amounts.total), ranges(amounts.total)
         rank = self.ranks(sizes, amounts, slot, place, draw)

@@ -56,7 +56,10 @@ class Assignment:
         return np.diff(self.offsets)
 
     def client_name(self, client: int) -> str:
-        return str(client) if self.names is None else str(self.names[client])
+        """A client's name; an id that is not among the clients, as an update may bring it, is its own name."""
+        if self.names is None or not 0 <= client < len(self):
+            return str(client)
+        return str(self.names[client])
 
     def of_client(self, client: int) -> Indices:
         """The examples of one client: a view."""

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedlens.algorithms.local_work import Plan
 from fedlens.algorithms.updates import Updates
+from fedlens.state import State
 
-NOT_FINITE = "update is not finite"
+NOT_FINITE = "update or loss is not finite"
 BAD_WEIGHT = "weight is negative, not finite, or more than the client holds"
+COLUMNS = {  # of an update: how a message calls it, and its type
+    "vectors": ("update", torch.float32),
+    "sizes": ("weight", torch.float32),
+    "statistics": ("vector of statistics", torch.float32),
+    "counters": ("vector of counters", torch.int64),
+    "loss": ("loss", torch.float32),
+}
 
 
 @dataclass
@@ -30,6 +40,15 @@ class Report:
     kept: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # by client: what it keeps until its next turn
 
 
+class Verdict(NamedTuple):
+    """What is kept of some updates until the round's report: not the vectors, which are gone once they are added up."""
+
+    clients: NDArray[np.int64]
+    trained: NDArray[np.int64]
+    kept: Mapping[str, Tensor]
+    numbers: Tensor  # [5, m]: is it finite, is it good, its norm, weight and loss
+
+
 class Admission:
     """Passes a stream of updates on, without those that are malformed, unasked for, repeated, not finite or overweight.
 
@@ -37,13 +56,13 @@ class Admission:
     nothing waits for a client's numbers until the round's report.
     """
 
-    def __init__(self, plan: Plan, size: int):
-        self.size = size
+    def __init__(self, plan: Plan, state: State):
+        self.row_shapes = {"vectors": state.x.shape, "statistics": state.statistics.shape, "counters": state.counters.shape}
         self.planned = dict(zip(plan.clients.tolist(), plan.sizes.tolist(), strict=True))
         self.seen: set[int] = set()
         self.rejected: dict[int, str] = {}
         self.bytes_up = 0
-        self.rows: list[tuple[Updates, dict[str, Tensor]]] = []
+        self.verdicts: list[Verdict] = []
 
     def admit(self, updates: Iterable[Updates]) -> Iterator[Updates]:
         for chunk in updates:
@@ -61,21 +80,25 @@ class Admission:
             return f"client {unknown[0]} is not in the cohort"
         if len(set(clients)) < rows or self.seen.intersection(clients):
             return "second update of a client in one round"
-        if tuple(chunk.vectors.shape) != (rows, self.size):
-            return f"update has shape {list(chunk.vectors.shape[1:])}; expected [{self.size}]"
-        if chunk.vectors.dtype != torch.float32:
-            return f"update is {chunk.vectors.dtype}; expected torch.float32"
-        if any(len(values) != rows for values in (chunk.sizes, chunk.statistics, chunk.counters, chunk.loss)):
-            return "update, weight, buffers and loss differ in their number of rows"
+        for name, (what, dtype) in COLUMNS.items():
+            values: Tensor = getattr(chunk, name)
+            expected = (rows, *self.row_shapes.get(name, ()))
+            if values.shape != expected:
+                return f"{what} has shape {list(values.shape)}; expected {list(expected)}"
+            if values.dtype != dtype:
+                return f"{what} is {values.dtype}; expected {dtype}"
+        if len(chunk.trained) != rows:
+            return f"{len(chunk.trained)} counts of images for {rows} clients"
         return None
 
     def _judge(self, chunk: Updates) -> Updates:
         limit = torch.tensor([self.planned[client] for client in chunk.clients.tolist()], device=chunk.sizes.device)
         norm = torch.linalg.vector_norm(chunk.vectors, dim=1)
-        finite = norm.isfinite() & chunk.statistics.isfinite().all(dim=1)
+        finite = norm.isfinite() & chunk.statistics.isfinite().all(dim=1) & chunk.loss.isfinite()
         weighted = (chunk.sizes >= 0) & (chunk.sizes <= limit)  # false for NaN too
         good = finite & weighted
-        self.rows.append((chunk, {"finite": finite, "good": good, "norm": norm, "sizes": chunk.sizes}))
+        numbers = torch.stack([finite, good, norm, chunk.sizes, chunk.loss])
+        self.verdicts.append(Verdict(chunk.clients, chunk.trained, chunk.kept, numbers))
         bad = ~good[:, None]
         return Updates(
             clients=chunk.clients,
@@ -90,11 +113,11 @@ class Admission:
     def report(self) -> Report:
         """Fetch the verdicts: the one place where the host waits for the round."""
         report = Report(rejected=dict(self.rejected), bytes_up=self.bytes_up)
-        if not self.rows:
+        if not self.verdicts:
             return report
-        clients, trained = (np.concatenate([getattr(chunk, name) for chunk, _ in self.rows]) for name in ("clients", "trained"))
-        columns = [torch.stack([row["finite"], row["good"], row["norm"], row["sizes"], chunk.loss]) for chunk, row in self.rows]
-        finite, good, norm, sizes, loss = torch.cat(columns, dim=1).double().cpu().numpy()
+        clients = np.concatenate([verdict.clients for verdict in self.verdicts])
+        trained = np.concatenate([verdict.trained for verdict in self.verdicts])
+        finite, good, norm, sizes, loss = torch.cat([verdict.numbers for verdict in self.verdicts], dim=1).double().cpu().numpy()
         for client, is_finite in zip(clients[good == 0].tolist(), finite[good == 0], strict=True):
             report.rejected[client] = BAD_WEIGHT if is_finite else NOT_FINITE
         worked = (good == 1) & (sizes > 0)
@@ -108,8 +131,8 @@ class Admission:
 
     def _kept(self, rejected: Mapping[int, str]) -> dict[int, dict[str, Tensor]]:
         return {
-            client: {name: values[row] for name, values in chunk.kept.items()}
-            for chunk, _ in self.rows
-            for row, client in enumerate(chunk.clients.tolist())
-            if chunk.kept and client not in rejected
+            client: {name: values[row] for name, values in verdict.kept.items()}
+            for verdict in self.verdicts
+            for row, client in enumerate(verdict.clients.tolist())
+            if verdict.kept and client not in rejected
         }

@@ -20,7 +20,7 @@ from fedlens.engines.draws import Draws
 from fedlens.models.dropout import keyed_dropout_, keyed_layers, set_dropout_key
 from fedlens.state import State
 from fedlens.tasks import Facts, Sums, Task
-from fedlens.vector import Layout
+from fedlens.vector import Layout, private_buffers
 
 Precision: TypeAlias = Literal["float32", "bfloat16"]
 
@@ -56,6 +56,7 @@ class Sequential:
         self.parameters.bind(self.model, self.w, self.g)
         self.statistics.bind(self.model, self.s)
         self.counters.bind(self.model, self.c)
+        self.private = [(value, value.clone()) for value in private_buffers(self.model)]
         self.given = State(0, self.w.clone(), self.s.clone(), self.c.clone())
         self.feeds: dict[int, Feed] = {}
 
@@ -86,6 +87,8 @@ class Sequential:
                 trained=batches.trained[slot : slot + 1],
                 kept={name: vectors[name].clone()[None] for name in rule.kept},
             )
+        for layout, vector in ((self.parameters, self.w), (self.statistics, self.s), (self.counters, self.c)):
+            layout.check_bound(self.model, vector)
 
     def evaluate(self, state: State, federation: Federation, batch_size: int) -> Sums:
         """Measure a state on a federation's examples, with one row of sums for each of its clients."""
@@ -106,6 +109,8 @@ class Sequential:
         self.w.copy_(state.x)
         self.s.copy_(state.statistics)
         self.c.copy_(state.counters)
+        for value, given in self.private:
+            value.copy_(given)
 
     def _step(self, batches: _Batches, batch: int, rule: LocalRule, vectors: dict[str, Tensor], context: Context) -> Tensor:
         """One step of the local rule on one batch; returns the sum of the examples' losses before it."""

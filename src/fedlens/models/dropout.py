@@ -61,6 +61,7 @@ class KeyedDropout(nn.Module):
     A layer that a forward function calls twice uses the same mask twice: give each call a layer of its own.
     """
 
+    constant_buffers = True  # the key is set anew for each step; nothing is learnt in it
     key: Tensor
 
     def __init__(self, p: float, end: int | None = None, layer: int = 0):

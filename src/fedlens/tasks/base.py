@@ -77,6 +77,10 @@ class Task(Part):
         """Check that the examples fit the task, and note what is needed of them."""
         raise NotImplementedError
 
+    def check(self, data: Examples, facts: Facts) -> None:
+        """Refuse examples, such as those of an evaluation set, that do not fit what was noted of the training set."""
+        raise NotImplementedError
+
     def prepare(self, batch: Batch, facts: Facts, transforms: Sequence[Transform], uniform: Tensor | None) -> tuple[Tensor, Any]:
         """Make inputs and targets of some examples; random transforms use the draws `uniform` [B, k] one after another."""
         raise NotImplementedError

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
@@ -38,13 +39,7 @@ class Classification(Task):
         return "accuracy", True
 
     def facts(self, data: Examples) -> Facts:
-        label = data.column("label")
-        if label.ndim != 1 or not np.issubdtype(label.dtype, np.integer):
-            raise ValueError(f"{data.name}: classification needs integer labels [N]; column 'label' is {label.dtype} {label.shape}")
-        highest = int(label.max(initial=0))
-        classes = self.classes or len(data.class_names) or max(2, highest + 1)
-        if highest >= classes or int(label.min(initial=0)) < 0:
-            raise ValueError(f"{data.name}: labels must lie in 0…{classes - 1}; found {label.min()}…{highest}")
+        classes = self.classes or len(data.class_names) or max(2, int(_labels(data).max(initial=0)) + 1)
         for k in self.top_k:
             if k >= classes:
                 raise ValueError(f"task.top_k: {k} must be less than the number of classes, {classes}")
@@ -53,7 +48,17 @@ class Classification(Task):
         for values, what in ((data.mean, "means"), (data.standard_deviation, "standard deviations")):
             if values and len(values) != channels:
                 raise ValueError(f"{data.name}: {len(values)} {what} for images with {channels} channels")
-        return Facts(classes, names, data.mean or (0.5,) * channels, data.standard_deviation or (0.5,) * channels)
+        facts = Facts(classes, names, data.mean or (0.5,) * channels, data.standard_deviation or (0.5,) * channels)
+        self.check(data, facts)
+        return facts
+
+    def check(self, data: Examples, facts: Facts) -> None:
+        label, channels = _labels(data), data.column("image").shape[-1]
+        low, high = int(label.min(initial=0)), int(label.max(initial=0))
+        if low < 0 or high >= facts.classes:
+            raise ValueError(f"{data.name}: labels must lie in 0…{facts.classes - 1}; found {low}…{high}")
+        if channels != len(facts.mean):
+            raise ValueError(f"{data.name}: images with {channels} channels; the training set's have {len(facts.mean)}")
 
     def prepare(self, batch: Batch, facts: Facts, transforms: Sequence[Transform], uniform: Tensor | None) -> tuple[Tensor, Tensor]:
         return prepare_images(batch, facts, transforms, uniform), batch["label"].long()
@@ -82,12 +87,12 @@ class Classification(Task):
 
     def metrics(self, sums: Sums, facts: Facts) -> dict[str, float]:
         total = {name: values.sum(dim=0) for name, values in sums.items()}
-        examples = total["examples"].clamp(min=1)
+        examples = total["examples"]  # without any, there is nothing to report: NaN
         metrics = {"loss": total["loss"] / examples, "accuracy": total["correct"] / examples}
         metrics |= {f"top{k}_accuracy": total[f"top{k}"] / examples for k in self.top_k}
         present = total["class_examples"] > 0
         of_class = total["class_correct"] / total["class_examples"].clamp(min=1)
-        metrics["macro_accuracy"] = of_class.sum() / present.sum().clamp(min=1)
+        metrics["macro_accuracy"] = of_class.sum() / present.sum()
         named = {name: float(value) for name, value in metrics.items()}
         if self.per_class:
             shown = zip(facts.class_names, present.tolist(), of_class.tolist(), strict=True)
@@ -96,3 +101,10 @@ class Classification(Task):
 
     def group_metrics(self, sums: Sums) -> dict[str, Tensor]:
         return {"loss": sums["loss"] / sums["examples"], "accuracy": sums["correct"] / sums["examples"]}
+
+
+def _labels(data: Examples) -> NDArray[np.integer[Any]]:
+    label = data.column("label")
+    if label.ndim != 1 or not np.issubdtype(label.dtype, np.integer):
+        raise ValueError(f"{data.name}: classification needs integer labels [N]; column 'label' is {label.dtype} {label.shape}")
+    return label

@@ -75,13 +75,21 @@ def load_state(path: Path, device: torch.device) -> State:
 
 
 def load_newest(folder: Path, device: torch.device, warn: Callable[[str], None]) -> State | None:
-    """The last state, or the previous one if the last is damaged; None if nothing was saved yet."""
-    found = [path for path in (folder / "last.safetensors", folder / "previous.safetensors") if path.exists()]
+    """The last state, or the previous one if the last is damaged; None if nothing was saved yet.
+
+    A damaged last one is set aside, or the next checkpoint would put it in the place of the good one.
+    """
+    last = folder / "last.safetensors"
+    found = [path for path in (last, folder / "previous.safetensors") if path.exists()]
     for path in found:
         try:
-            return load_state(path, device)
+            state = load_state(path, device)
         except BadCheckpoint as error:
             warn(str(error))
+            continue
+        if path != last and last.exists():
+            os.replace(last, folder / "damaged.safetensors")
+        return state
     if found:
         raise BadCheckpoint(f"no checkpoint in {folder} is whole; start anew with another --out")
     return None
@@ -107,8 +115,8 @@ def write(path: Path, fill: Callable[[Path], object], before: Callable[[Path], N
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-    write(path, lambda temporary: temporary.write_text(text))
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    write(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def _flush(path: Path) -> None:

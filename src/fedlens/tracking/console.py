@@ -52,7 +52,8 @@ class Console:
         if self.score in row:
             self.status["score"] = f"{self.score.replace('/', ' ')} {_shown(self.score, row[self.score])}"
         self.status["speed"] = f"{row['images'] / max(row['seconds/train'], 1e-9):,.0f} images/s"
-        self.status["bytes"] = f"{_bytes(row['bytes_up'] / max(1, row['cohort']))}/client"
+        if row["bytes_up"]:
+            self.status["bytes"] = f"{_bytes(row['bytes_up'] / row['cohort'])}/client"
         if row["rejected"]:
             self.status["rejected"] = f"{len(row['rejected'])} rejected"
         if self.progress is not None:
@@ -100,7 +101,10 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
     for part, name in (("train", "training"), ("evaluate", "evaluation"), ("other", "all else")):
         table.add_row(f"  {name}", f"{seconds[part] / max(seconds['total'], 1e-9):.0%}")
     table.add_row("images/s", f"{summary['images_per_second']:,.0f}")
-    table.add_row("sent up, down", f"{_bytes(summary['bytes']['up'])}, {_bytes(summary['bytes']['down'])}")
+    if summary["bytes"]["down"]:
+        table.add_row("sent up, down", f"{_bytes(summary['bytes']['up'])}, {_bytes(summary['bytes']['down'])}")
+    if summary["void_rounds"]:
+        table.add_row("rounds without an update", f"{summary['void_rounds']:,}")
     if summary["rejected"]:
         table.add_row("updates rejected", f"{summary['rejected']:,}")
     return table

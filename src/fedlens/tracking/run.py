@@ -113,7 +113,6 @@ class Run:
             "images": report.images,
             "train/loss": report.loss,
             "update_norm": report.update_norm,
-            "bytes_up": report.bytes_up,
             **self._lap(),
         }
         finished = {name: _plain(value) for name, value in numbers.items()}

@@ -38,15 +38,18 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path, recipe: str) -> RunFolder:
         """Make a new folder with its recipe in it: from then on it holds a run, and `open` takes it."""
-        path.mkdir(parents=True, exist_ok=True)
-        folder = cls(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            folder = cls(path)
+        except OSError as error:
+            raise RunFolderError(f"{path} cannot be used as a run's folder: {error.strerror}; choose another --out") from error
         if (path / "recipe.yaml").is_file():
             folder.close()
             raise RunFolderError(f"{path} already holds a run: go on with `fedlens resume {path}`, or choose another --out")
         if others := sorted(entry.name for entry in path.iterdir() if not entry.name.startswith(".")):
             folder.close()
             raise RunFolderError(f"{path} is not empty (it holds {others[0]}): choose another --out")
-        write(path / "recipe.yaml", lambda temporary: temporary.write_text(recipe))
+        write(path / "recipe.yaml", lambda temporary: temporary.write_text(recipe, encoding="utf-8"))
         folder.checkpoints.mkdir()
         return folder
 
@@ -62,7 +65,10 @@ class RunFolder:
     def read(self, name: str) -> dict[str, Any] | None:
         """A JSON file of the folder, None if it was not written yet."""
         path = self.path / name
-        return json.loads(path.read_text()) if path.is_file() else None
+        try:
+            return dict(json.loads(path.read_bytes())) if path.is_file() else None
+        except ValueError as error:
+            raise RunFolderError(f"{path} is damaged ({error}): put it back as it was, or start a new run") from error
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
         write_json(self.path / name, content)
@@ -70,10 +76,10 @@ class RunFolder:
     def rows(self, until: int) -> list[dict[str, Any]]:
         """The metrics of rounds 1 … `until`; later ones, or a torn last line, are cut from the file: they come again."""
         path, rows = self.path / "metrics.jsonl", []
-        for line in path.read_text().splitlines() if path.exists() else []:
+        for line in path.read_bytes().splitlines() if path.exists() else []:
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError:
+            except ValueError:  # no JSON, or torn inside a character
                 break
             if row["round"] > until:
                 break
@@ -81,12 +87,12 @@ class RunFolder:
         if len(rows) != until:
             raise RunFolderError(f"{path} has {len(rows)} rounds, the checkpoint {until}: it was changed by hand")
         text = "".join(_line(row) for row in rows)
-        write(path, lambda temporary: temporary.write_text(text))
+        write(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
         return rows
 
     def append(self, row: Mapping[str, Any]) -> None:
         if self._metrics is None:
-            self._metrics = open(self.path / "metrics.jsonl", "a")  # noqa: SIM115 (closed in `close`)
+            self._metrics = open(self.path / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115 (closed in `close`)
         self._metrics.write(_line(row))
         self._metrics.flush()
 
@@ -107,7 +113,7 @@ def new_path(name: str, root: Path = Path("runs")) -> Path:
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    return json.dumps(row, ensure_ascii=False) + "\n"
+    return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _lock(path: Path) -> int:

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 from fedlens.registry import Part, Registry
 
@@ -24,7 +24,21 @@ class Listener(Protocol):
 
 
 class Tracker(Part):
-    """Where to send numbers, as it stands in a recipe; `open` begins a run there, or goes on with it."""
+    """Where to send numbers, as it stands in a recipe; `open` begins a run there, anew for each session of a run."""
+
+    package: ClassVar[str]  # that it needs
+    module: ClassVar[str]  # of that package
+
+    def check(self) -> None:
+        """Refuse a tracker whose package is not installed."""
+        self._imported()
+
+    def _imported(self) -> Any:
+        try:
+            return importlib.import_module(self.module)
+        except ImportError as error:
+            message = f"trackers: '{self.package}' is not installed; install it with: pip install 'fedlens[tracking]'"
+            raise ImportError(message) from error
 
     def open(self, name: str, folder: Path, recipe: Mapping[str, Any]) -> Listener:
         raise NotImplementedError
@@ -34,8 +48,10 @@ class Tracker(Part):
 class TensorBoard(Tracker):
     """Event files in RUN/tensorboard: `tensorboard --logdir RUN`."""
 
+    package, module = "tensorboard", "torch.utils.tensorboard"
+
     def open(self, name: str, folder: Path, recipe: Mapping[str, Any]) -> Listener:
-        return _TensorBoard(_import("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(folder / "tensorboard")))
+        return _TensorBoard(self._imported().SummaryWriter(str(folder / "tensorboard")))
 
 
 @dataclass(frozen=True)
@@ -54,11 +70,12 @@ class _TensorBoard:
 class WeightsAndBiases(Tracker):
     """A run of Weights & Biases; with `mode: offline` it stays in the run's folder."""
 
+    package, module = "wandb", "wandb"
     project: str = "fedlens"
     mode: str = "online"
 
     def open(self, name: str, folder: Path, recipe: Mapping[str, Any]) -> Listener:
-        run = _import("wandb", "wandb").init(project=self.project, name=name, mode=self.mode, dir=str(folder), config=dict(recipe))
+        run = self._imported().init(project=self.project, name=name, mode=self.mode, dir=str(folder), config=dict(recipe))
         return _WeightsAndBiases(run)
 
 
@@ -77,11 +94,12 @@ class _WeightsAndBiases:
 class MLflow(Tracker):
     """A run of MLflow; `uri` says which server or folder, otherwise MLflow's own setting does."""
 
+    package, module = "mlflow", "mlflow"
     experiment: str = "fedlens"
     uri: str | None = None
 
     def open(self, name: str, folder: Path, recipe: Mapping[str, Any]) -> Listener:
-        client = _import("mlflow", "mlflow").MlflowClient(self.uri)
+        client = self._imported().MlflowClient(self.uri)
         known = client.get_experiment_by_name(self.experiment)
         experiment = known.experiment_id if known else client.create_experiment(self.experiment)
         run = client.create_run(experiment, run_name=name).info.run_id
@@ -106,10 +124,3 @@ class _MLflow:
 def numbers(row: Row) -> Iterator[tuple[str, float]]:
     """The numbers of a round by name, without what is text or a table."""
     return ((name, float(value)) for name, value in row.items() if isinstance(value, int | float) and name != "round")
-
-
-def _import(module: str, package: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(f"trackers: '{package}' is not installed; install it with: pip install 'fedlens[tracking]'") from error
