@@ -1,0 +1,186 @@
+"""Layers that take one weight for all images, or one for each lane.
+
+    y[l, b] = layer(x[l, b]; w[l])        x [L · B, …]: the images of lane 0, then those of lane 1, …;  w [L, …]
+
+Whatever has no parameters (activations, pooling, residual sums) treats every image by itself and stays as it is, so a
+network of such layers is a network of lanes: hand it stacked weights through `functional_call`, and one backward pass gives
+every lane its own gradient. A module of an unknown kind that holds parameters is vectorised whole, by `torch.func.vmap`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedlens.engines.lane_functions import Convolution, GroupedConvolution, GroupNorm, LinearMap, apart, destination, together
+from fedlens.models.dropout import KeyedDropout, keyed_uniform
+from fedlens.models.surgery import FrozenBatchNorm
+
+
+class LaneConv2d(nn.Conv2d):
+    """Convolution: by kernels that give each lane its own weight, or as a grouped one where there is none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        geometry = self.stride, self.padding, self.dilation
+        if self.weight.ndim == 4:  # frozen: one weight for all
+            y = F.conv2d(x, self.weight, None, *geometry, self.groups)  # type: ignore[arg-type]
+        elif (own := self.kernel_geometry(x)) is not None:
+            return Convolution.apply(x, self.weight, self.lane_bias(), own, destination(self.weight))
+        else:
+            y = GroupedConvolution.apply(x, self.weight, geometry, self.groups)
+        return y if self.bias is None else y + per_image(self.bias, 1, y)
+
+    def kernel_geometry(self, x: Tensor) -> Any:
+        """What our kernels need to know of this convolution; None where they do not apply."""
+        square = len({*self.stride}) == len({*self.dilation}) == 1 and (self.stride[0] == 1 or self.dilation[0] == 1)
+        if not x.is_cuda or self.groups > 1 or not square:
+            return None
+        from fedlens.engines.lane_kernels import Geometry
+
+        return Geometry(self.stride[0], (int(self.padding[0]), int(self.padding[1])), self.dilation[0])
+
+    def lane_bias(self) -> Tensor | None:
+        """The bias of each lane [L, O], also where it is frozen and the weight is not."""
+        return self.bias if self.bias is None or self.bias.ndim == 2 else self.bias.expand(len(self.weight), -1)
+
+
+class LaneLinear(nn.Linear):
+    """Linear map: a batched matrix product."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.weight.ndim == 2:
+            y = F.linear(x, self.weight)
+        else:
+            rows = x.unflatten(0, (len(self.weight), -1)).flatten(1, -2)  # [L, B · …, in]
+            y = LinearMap.apply(rows, self.weight, destination(self.weight)).view(*x.shape[:-1], -1)
+        return y if self.bias is None else y + per_image(self.bias, 1, y, last=True)
+
+
+class LaneGroupNorm(nn.GroupNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda and x.ndim == 4:
+            weight, bias = (v if v is None or v.ndim == 2 else v[None] for v in (self.weight, self.bias))
+            if (weight is None) == (bias is None) and (weight is None or len(weight) == len(bias)):
+                return GroupNorm.apply(x, weight, bias, self.num_groups, self.eps)
+        y = F.group_norm(x, self.num_groups, eps=self.eps)
+        return torch.addcmul(per_image(self.bias, 1, y), y, per_image(self.weight, 1, y)) if self.affine else y
+
+
+class LaneLayerNorm(nn.LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        y, own = F.layer_norm(x, self.normalized_shape, eps=self.eps), len(self.normalized_shape)
+        if self.weight is not None:
+            y = y * per_image(self.weight, own, y, last=True)
+        return y if self.bias is None else y + per_image(self.bias, own, y, last=True)
+
+
+class LaneFrozenBatchNorm(FrozenBatchNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        scale = (self.running_var + self.eps).rsqrt()
+        if self.weight is not None:
+            scale = scale * self.weight  # [C] or [L, C]
+        shift = -self.running_mean * scale
+        if self.bias is not None:
+            shift = shift + self.bias
+        return torch.addcmul(per_image(shift, 1, x), x, per_image(scale, 1, x))
+
+
+class LaneBatchNorm(_BatchNorm):
+    """BatchNorm over the images of each lane; every lane has running statistics of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        lanes = len(self.running_mean)
+        grouped = together(x, lanes)  # [B, L · C, …]
+        mean, variance = (x.new_zeros(grouped.shape[1], dtype=torch.float32) for _ in range(2))
+        y = apart(F.batch_norm(grouped, mean, variance, training=True, momentum=1.0, eps=self.eps), lanes)
+        self.num_batches_tracked.add_(1)
+        factor = 1 / self.num_batches_tracked[:, None].float() if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean.view(lanes, -1), factor)
+        self.running_var.lerp_(variance.view(lanes, -1), factor)
+        return torch.addcmul(per_image(self.bias, 1, y), y, per_image(self.weight, 1, y)) if self.affine else y
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        pass
+
+
+class LaneKeyedDropout(KeyedDropout):
+    """Every lane's mask is the one that its key gives to a batch of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.key.ndim == 0 or self.p == 0:
+            return super().forward(x)
+        lanes = x.unflatten(0, (len(self.key), -1))
+        shape = self.mask_shape(lanes.shape[1:])
+        uniform = vmap(lambda key: keyed_uniform(key, self.layer, shape, x.device))(self.key)  # [L, B, …]
+        scale = 1 / (1 - self.p) if self.p < 1 else 0.0
+        return (lanes * ((uniform >= self.p).to(x.dtype) * scale)).flatten(0, 1)
+
+
+LANE_LAYERS: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Conv2d: LaneConv2d,
+    nn.Linear: LaneLinear,
+    nn.GroupNorm: LaneGroupNorm,
+    nn.LayerNorm: LaneLayerNorm,
+    FrozenBatchNorm: LaneFrozenBatchNorm,
+    KeyedDropout: LaneKeyedDropout,
+    **{kind: type(f"Lane{kind.__name__}", (LaneBatchNorm, kind), {}) for kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)},
+}
+
+
+def lanes_(model: nn.Module) -> None:
+    """Let every layer take a weight for each lane (in place; names and shapes of parameters stay as they are)."""
+    holds = [value for value in model._parameters.values() if value is not None] or model._buffers
+    kind = type(model)
+    if isinstance(model, _BatchNorm) and not model.track_running_stats:
+        raise ValueError("BatchNorm without running statistics cannot be kept apart by lanes; use the sequential engine")
+    if kind in LANE_LAYERS and not (isinstance(model, nn.Conv2d) and unusual(model)):
+        model.__class__ = LANE_LAYERS[kind]
+    elif holds:
+        model.__class__ = vmapped(kind)
+        model.plain = {name: value.ndim for name, value in named_tensors(model).items()}  # type: ignore[assignment]
+    else:
+        for child in model.children():
+            lanes_(child)
+
+
+def unusual(convolution: nn.Conv2d) -> bool:
+    return convolution.padding_mode != "zeros" or isinstance(convolution.padding, str)
+
+
+def vmapped(kind: type[nn.Module]) -> type[nn.Module]:
+    """A kind of module that runs lane by lane in one sweep where its tensors are stacked."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        tensors = named_tensors(self)
+        stacked = {name: value for name, value in tensors.items() if value.ndim > self.plain[name]}
+        if not stacked:
+            return kind.forward(self, x)
+        one = vmap(lambda values, images: functional_call(self, values, (images,)))
+        lanes = len(next(iter(stacked.values())))
+        return one(stacked, x.unflatten(0, (lanes, -1))).flatten(0, 1)
+
+    return type(f"Lane{kind.__name__}", (kind,), {"forward": forward})
+
+
+def named_tensors(module: nn.Module) -> dict[str, Tensor]:
+    return dict(module.named_parameters()) | dict(module.named_buffers())
+
+
+def per_image(value: Tensor, own: int, x: Tensor, last: bool = False) -> Tensor:
+    """Broadcast a layer's `value`, of `own` dimensions or with one more for lanes, against images x [L · B, …].
+
+    Its dimensions are those after the first of x, or its `last` ones.
+    """
+    lanes = value if value.ndim > own else value[None]
+    value = lanes[:, None].expand(-1, len(x) // len(lanes), *lanes.shape[1:]).flatten(0, 1).to(x.dtype)
+    missing = x.ndim - value.ndim
+    at = 1 if last else value.ndim
+    return value.view(*value.shape[:at], *(1,) * missing, *value.shape[at:])

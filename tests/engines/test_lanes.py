@@ -1,0 +1,245 @@
+"""Lanes compute what the sequential engine computes: every layer, rule, shape of cohort and way to pack it."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedlens.algorithms.local_rules import SGD
+from fedlens.algorithms.local_work import Epochs, Steps
+from fedlens.data import Assignment, Federation, Population
+from fedlens.engines import Lanes, Sequential
+from fedlens.engines.packing import Limits
+from fedlens.models import FrozenBatchNorm, KeyedDropout, create_model, freeze
+from fedlens.tasks import Classification
+from fedlens.tasks.example_weights import ByClass
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+EVERYONE = np.arange(6)
+NARROW = Limits(slots=8, lanes=2, overhead=0)
+WIDE = Limits(slots=10_000, lanes=10_000, overhead=10_000)  # all lanes of a step in one launch
+RANDOM = {"train_transforms": ({"name": "horizontal_flip"}, {"name": "random_crop", "size": 28, "padding": 2})}
+
+
+@pytest.fixture(autouse=True)
+def _full_precision():
+    """A GPU would multiply with ten bits, which hides what is compared here."""
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        yield
+
+
+def convolutional(*inside):
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        first, last = nn.Conv2d(1, 8, 3, stride=3, bias=False), nn.Linear(72, 10)
+        for parameter in nn.Sequential(*inside).parameters():
+            if parameter.ndim < 4:  # norms: away from ones and zeros
+                nn.init.normal_(parameter, mean=0.3, std=0.3)
+        return nn.Sequential(first, *inside, nn.ReLU(), nn.AvgPool2d(3), nn.Flatten(), last)
+
+
+def plan_for(population, work, cohort=EVERYONE, round=3):
+    clients = population.train.clients
+    return work.plan(clients.offsets, clients.examples, np.asarray(cohort), 7, round)
+
+
+def engines_for(model, population, task=None, limits=NARROW, precision="float32"):
+    task = task or Classification(**RANDOM)
+    reference = Sequential(model, task, task.facts(population.data), population, 7, DEVICE, precision)
+    return reference, Lanes(reference, limits)
+
+
+def by_client(chunks):
+    found = {}
+    for chunk in chunks:
+        for row, client in enumerate(chunk.clients.tolist()):
+            kept = {name: values[row] for name, values in chunk.kept.items()}
+            tensors = {"vector": chunk.vectors[row], "statistics": chunk.statistics[row], "counters": chunk.counters[row]}
+            numbers = {"size": chunk.sizes[row], "loss": chunk.loss[row], "trained": torch.tensor(int(chunk.trained[row]))}
+            found[client] = tensors | numbers | kept
+    return found
+
+
+def assert_same(one, other, relative=2e-4):
+    assert one.keys() == other.keys()
+    for client in one:
+        for name, value in one[client].items():
+            scale = value.abs().max().double() if value.numel() else 0
+            torch.testing.assert_close(other[client][name], value, rtol=relative, atol=float(relative * scale) + 1e-6, msg=name)
+
+
+def compare(model, population, work=None, rule=None, learning_rate=0.1, **settings):
+    reference, lanes = engines_for(model, population, **settings)
+    plan, rule, state = plan_for(population, work or Epochs(batch_size=5, epochs=2)), rule or SGD(), reference.begin()
+    expected = by_client(reference.run(plan, state, rule, learning_rate))
+    assert all(client["vector"].isfinite().all() for client in expected.values())
+    assert_same(expected, by_client(lanes.run(plan, state, rule, learning_rate)))
+    return lanes
+
+
+LAYERS = {
+    "plain": [],
+    "batch norm": [nn.BatchNorm2d(8)],
+    "batch norm, cumulative": [nn.BatchNorm2d(8, momentum=None)],
+    "batch norm without affine": [nn.BatchNorm2d(8, affine=False)],
+    "frozen batch norm": [FrozenBatchNorm(8)],
+    "group norm": [nn.GroupNorm(2, 8)],
+    "layer norm": [nn.LayerNorm([8, 9, 9])],
+    "layer norm without affine": [nn.LayerNorm([9], elementwise_affine=False)],
+    "instance norm": [nn.InstanceNorm2d(8, affine=True)],
+    "dropout": [KeyedDropout(0.4)],
+    "dropout of channels": [nn.Dropout2d(0.4)],
+    "depthwise": [nn.Conv2d(8, 8, 3, padding=1, groups=8)],
+    "dilated, biased": [nn.Conv2d(8, 8, 3, padding=2, dilation=2)],
+    "reflected": [nn.Conv2d(8, 8, 3, padding=1, padding_mode="reflect")],
+    "same": [nn.Conv2d(8, 8, 3, padding="same")],
+    "prelu": [nn.PReLU()],
+}
+
+
+@pytest.mark.parametrize("limits", [NARROW, WIDE], ids=["narrow", "wide"])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_every_layer_is_computed_as_one_client_alone_would(population, kind, limits):
+    compare(convolutional(*LAYERS[kind]), population, limits=limits)
+
+
+RULES = {
+    "momentum": SGD(momentum=0.9),
+    "nesterov, decay": SGD(momentum=0.9, nesterov=True, weight_decay=0.01),
+    "clipped": SGD(clip_gradient_norm=0.5),
+    "kept momentum": SGD(momentum=0.5, keep_momentum=True),
+    "rates by parameter": SGD(learning_rate_factors={"0.*": 0.1}),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_moves_rows_as_it_moves_a_vector(population, name):
+    compare(convolutional(), population, rule=RULES[name])
+
+
+def test_what_a_client_kept_is_given_back_to_it(population):
+    reference, lanes = engines_for(convolutional(), population)
+    rule, state = SGD(momentum=0.9, keep_momentum=True), reference.begin()
+    plan = plan_for(population, Epochs(batch_size=5), [0, 1, 4])
+    kept = {int(chunk.clients[0]): {"momentum": chunk.kept["momentum"][0]} for chunk in reference.run(plan, state, rule, 0.1)}
+    state.__dict__["kept"] = kept
+    plan = plan_for(population, Epochs(batch_size=5), round=4)
+    expected = by_client(reference.run(plan, state, rule, 0.1))
+    assert_same(expected, by_client(lanes.run(plan, state, rule, 0.1)))
+
+
+WORK = {
+    "one epoch": Epochs(batch_size=5),
+    "batches larger than most clients": Epochs(batch_size=16, epochs=2),
+    "dropped last batches": Epochs(batch_size=4, last_batch="drop"),
+    "as many steps for all": Steps(batch_size=3, steps=4),
+    "batches of one": Epochs(batch_size=1),
+}
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_ragged_clients_empty_ones_and_giants(population, name):
+    lanes = compare(convolutional(nn.GroupNorm(2, 8)), population, work=WORK[name], limits=WIDE)
+    assert 0 < lanes.fill <= 1
+
+
+@pytest.mark.parametrize("cohort", [[], [2], [2, 3], [4], [0, 1, 4, 5]])
+def test_any_cohort(population, cohort):
+    reference, lanes = engines_for(convolutional(), population)
+    plan, state = plan_for(population, Epochs(batch_size=5), np.array(cohort, dtype=np.int64)), reference.begin()
+    assert_same(by_client(reference.run(plan, state, SGD(), 0.1)), by_client(lanes.run(plan, state, SGD(), 0.1)))
+
+
+def test_example_weights_and_batches_of_weight_zero(population):
+    weights = ByClass(weights=(0, 0, 3, 1, 2, 0.5, 0, 1, 1, 1))
+    compare(convolutional(), population, work=Epochs(batch_size=2), task=Classification(example_weights=weights, **RANDOM))
+
+
+@pytest.mark.parametrize("pattern", ["backbone", "*.bias", "0.weight"])
+def test_frozen_parameters_stay_and_are_not_sent(population, pattern):
+    model = convolutional(nn.GroupNorm(2, 8))
+    freeze(model, pattern, head="5")
+    lanes = compare(model, population)
+    assert len(lanes.begin().x) == sum(value.numel() for value in model.parameters() if value.requires_grad)
+
+
+def test_waves_give_what_one_sweep_gives(population, monkeypatch):
+    reference, lanes = engines_for(convolutional(), population)
+    plan, state = plan_for(population, Epochs(batch_size=5, epochs=2)), reference.begin()
+    together = by_client(lanes.run(plan, state, SGD(), 0.1))
+    monkeypatch.setattr(lanes, "_rows_of_a_wave", lambda rule: 2)
+    chunks = list(lanes.run(plan, state, SGD(), 0.1))
+    assert [len(chunk.clients) for chunk in chunks] == [2, 2, 2]
+    assert_same(together, by_client(chunks))
+
+
+def test_out_of_memory_starts_the_wave_again_with_smaller_launches(population, monkeypatch):
+    reference, lanes = engines_for(convolutional(), population, limits=WIDE)
+    plan, state, step = plan_for(population, Epochs(batch_size=5)), reference.begin(), Lanes._step
+    expected = by_client(lanes.run(plan, state, SGD(momentum=0.5), 0.1))
+    most = [0]
+
+    def scarce(self, launch, *rest):
+        if launch.width * launch.batch_size > 12:
+            raise torch.OutOfMemoryError("there is no more")
+        most[0] = max(most[0], launch.width * launch.batch_size)
+        step(self, launch, *rest)
+
+    monkeypatch.setattr(Lanes, "_step", scarce)
+    assert_same(expected, by_client(lanes.run(plan, state, SGD(momentum=0.5), 0.1)))
+    assert 6 < most[0] <= 12
+
+    def none(self, *rest):
+        raise torch.OutOfMemoryError("there is none")
+
+    monkeypatch.setattr(Lanes, "_step", none)
+    with pytest.raises(MemoryError, match="single image of a single client"):
+        list(lanes.run(plan, state, SGD(), 0.1))
+
+
+def test_the_state_and_the_model_it_was_given_stay_as_they_are(population):
+    model = convolutional(nn.BatchNorm2d(8))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    _, lanes = engines_for(model, population)
+    state = lanes.begin()
+    x = state.x.clone()
+    list(lanes.run(plan_for(population, Epochs(batch_size=5)), state, SGD(), 0.1))
+    assert torch.equal(state.x, x)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_batch_norm_that_keeps_no_statistics_is_refused(population):
+    with pytest.raises(ValueError, match="use the sequential engine"):
+        engines_for(convolutional(nn.BatchNorm2d(8, track_running_stats=False)), population)
+
+
+def test_half_precision_follows_full_precision(population):
+    plan, model = plan_for(population, Epochs(batch_size=5, epochs=2)), convolutional(nn.GroupNorm(2, 8))
+    full, _ = engines_for(model, population)
+    exact = by_client(full.run(plan, full.begin(), SGD(), 0.05))
+    for engine in engines_for(model, population, precision="bfloat16"):
+        found = by_client(engine.run(plan, engine.begin(), SGD(), 0.05))
+        for client in (0, 1, 3, 4, 5):
+            error = (found[client]["vector"] - exact[client]["vector"]).norm() / exact[client]["vector"].norm()
+            assert 1e-5 < error < 0.05, (engine.name, client, error)
+
+
+NETWORKS = ["cnn_mcmahan", "resnet18_cifar", "mobilenet_v2", "mobilenet_v3_small", "efficientnet_b0", "vit_b_16"]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_networks_of_the_papers(name, pictures):
+    """GroupNorm, squeeze and excitation, attention, class tokens, dropout; few steps, so that no rounding grows."""
+    size = 32
+    settings = {"norm": "group"} if name not in ("cnn_mcmahan", "vit_b_16") else {}
+    task = Classification(train_transforms=({"name": "resize", "size": size},))
+    clients = Assignment(np.array([0, 3, 5]), np.arange(5))
+    population = Population(Federation(pictures, clients))
+    model = create_model(name, 10, channels=1, image_size=size, **settings)
+    reference, lanes = engines_for(model, population, task=task, limits=WIDE)
+    plan, state = plan_for(population, Epochs(batch_size=2), [0, 1]), reference.begin()
+    expected = by_client(reference.run(plan, state, SGD(), 0.01))
+    found = by_client(lanes.run(plan, state, SGD(), 0.01))
+    for client in (0, 1):
+        error = (found[client]["vector"] - expected[client]["vector"]).norm() / expected[client]["vector"].norm()
+        assert error < 1e-3, error
