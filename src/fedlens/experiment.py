@@ -16,7 +16,7 @@ from fedlens.algorithms.local_work import Plan
 from fedlens.algorithms.schedules import learning_rate
 from fedlens.data import Assignment, Federation, Population, federate, mean_earth_movers_distance
 from fedlens.data.population import Indices
-from fedlens.engines import Report, Sequential
+from fedlens.engines import Engine, Report, Sequential, choose
 from fedlens.recipe import Recipe, RecipeError
 from fedlens.state import State
 from fedlens.tasks import Facts
@@ -33,7 +33,8 @@ class Experiment:
     population: Population
     facts: Facts
     model: nn.Module  # as built; the engine trains a copy
-    engine: Sequential
+    engine: Engine
+    why: str  # that engine
     alone: Indices | None  # with setting 'local': the clients that train, one after another
 
     @classmethod
@@ -63,13 +64,14 @@ class Experiment:
                 raise RecipeError("model: is missing: name one, or give train() a module")
             _, channels, _, image_size = _input_shape(recipe, population, facts)
             model = recipe.model.build(facts.classes, channels, image_size, recipe.seed)
-        engine = Sequential(model, recipe.task, facts, population, recipe.seed, device)
+        reference = Sequential(model, recipe.task, facts, population, recipe.seed, device, recipe.precision)
+        engine, why = choose(recipe.engine, reference, recipe.local_rule, alone=recipe.setting != "federated")
         alone = None
         if recipe.setting == "local":
             alone = recipe.sampler.sample(population.sizes, recipe.cohort_size, recipe.seed, 0)
             if not len(alone):
                 raise RecipeError(f"setting: local, but sampler '{recipe.sampler.name}' drew no client; use sampler=uniform")
-        experiment = cls(recipe, population, facts, model, engine, alone)
+        experiment = cls(recipe, population, facts, model, engine, why, alone)
         experiment._try_out()
         return experiment
 
@@ -81,7 +83,6 @@ class Experiment:
                 raise RecipeError(f"data: the {split} set is empty: no example to measure the model on")
             recipe.task.check(federation.data, self.facts)
         plan = recipe.local_work.smallest(clients.offsets, clients.examples, TRIED)
-        self.engine.learning_rates(recipe.local_rule, 0.0)
         try:
             for _ in self.engine.run(plan, self.engine.begin(), recipe.local_rule, 0.0):
                 pass
@@ -135,7 +136,7 @@ class Experiment:
         alone = {} if self.alone is None else {"client": self.population.train.clients.client_name(int(cohort[0]))}
         down, up = (len(cohort) * state.sent_bytes, report.bytes_up) if self.recipe.setting == "federated" else (0, 0)
         rates = {"learning_rate": local, "server_learning_rate": server}
-        return {**alone, "cohort": len(cohort), "bytes_down": down, "bytes_up": up, **rates}
+        return {**alone, "cohort": len(cohort), "fill": self.engine.fill, "bytes_down": down, "bytes_up": up, **rates}
 
     def due(self, round: int) -> bool:
         """Whether the model is measured after this round."""
@@ -221,7 +222,7 @@ class Experiment:
         where = f"{torch.get_num_threads()} threads" if device.type == "cpu" else torch.cuda.get_device_name(device)
         rule = recipe.server_rule.name if recipe.setting == "federated" else recipe.setting
         size = Layout.of_parameters(self.model).size
-        return f"{recipe.name} · {rule} · {data} · {model}, {size:,} parameters · {self.engine.name} engine, {where}"
+        return f"{recipe.name} · {rule} · {data} · {model}, {size:,} parameters · {self.engine.name} engine ({self.why}), {where}"
 
 
 def _device(name: str) -> torch.device:

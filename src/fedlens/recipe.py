@@ -20,6 +20,7 @@ from fedlens.algorithms.local_work import LOCAL_WORK, Epochs, LocalWork
 from fedlens.algorithms.samplers import SAMPLERS, All, Sampler, Uniform
 from fedlens.algorithms.server_rules import SERVER_RULES, ServerRule, ServerSGD
 from fedlens.data import IID, PARTITIONS, SOURCES, Partition, Source
+from fedlens.engines import EngineName, Precision
 from fedlens.models import MODELS, create_model
 from fedlens.registry import SETTINGS, BadSettings, Part, chosen_from, nearest, no_switch_for_a_number
 from fedlens.tasks import TASKS, Classification, Task
@@ -110,7 +111,8 @@ class Recipe(Settings):
     rounds: Positive
     cohort_size: Positive
     device: Annotated[str, AfterValidator(_known_device)] = "auto"
-    engine: Literal["auto", "sequential"] = "auto"
+    engine: EngineName = "auto"
+    precision: Precision = "float32"
     data: Data | None = None
     model: Annotated[Model, BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)] | None = None
     task: Annotated[Task, chosen_from(TASKS)] = Classification()

@@ -98,6 +98,7 @@ def open_run(experiment: Experiment, out: str | Path | None, resume: bool, termi
         score=score,
         names=experiment.population.train.clients.client_name,
         device=experiment.engine.device,
+        engine=experiment.engine.name,
     )
     try:
         run = Run(subject, folder, console)

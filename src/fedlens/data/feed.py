@@ -21,9 +21,11 @@ class Feed:
         with warnings.catch_warnings():  # a mapped file is read-only, and nothing here writes
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             self.columns = {name: torch.from_numpy(data.column(name)) for name in columns}
+        self.resident = device.type == "cpu"
         if device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(device)
-            if sum(values.nbytes for values in self.columns.values()) < RESIDENT_SHARE * free:
+            self.resident = sum(values.nbytes for values in self.columns.values()) < RESIDENT_SHARE * free
+            if self.resident:
                 self.columns = {name: values.to(device) for name, values in self.columns.items()}
 
     def batch(self, ids: Tensor) -> dict[str, Tensor]:

@@ -1,7 +1,8 @@
 """Where and how a plan is carried out; never what is computed."""
 
 from fedlens.engines.admission import Admission, Report
+from fedlens.engines.choice import Engine, EngineName, choose
 from fedlens.engines.lanes import Lanes
 from fedlens.engines.sequential import Precision, Sequential
 
-__all__ = ["Admission", "Lanes", "Precision", "Report", "Sequential"]
+__all__ = ["Admission", "Engine", "EngineName", "Lanes", "Precision", "Report", "Sequential", "choose"]

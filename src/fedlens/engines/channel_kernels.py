@@ -17,7 +17,7 @@ from torch import Tensor
 PIECE = 512  # pixels that one block of threads sums
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pixels", "pieces"])
 def sum_channels(a, b, out, pixels, C, pieces, BOTH: tl.constexpr, PIECE: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr):
     n, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     c = tl.program_id(2) * BC + tl.arange(0, BC)
@@ -36,7 +36,7 @@ def sum_channels(a, b, out, pixels, C, pieces, BOTH: tl.constexpr, PIECE: tl.con
         tl.store(out + tl.num_programs(0).to(tl.int64) * pieces * C + place, second, mask=c < C)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pixels"])
 def scale_channels(a, p, b, q, r, y, pixels, C, BOTH: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr):
     n = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BP + tl.arange(0, BP)

@@ -17,10 +17,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+# numbers that change from layer to layer without a better kernel for some of them: one kernel is compiled for all
+WALK = [
+    "stride",
+    "base_h",
+    "base_w",
+    "tap_h",
+    "tap_w",
+    "taps_h",
+    "taps_w",
+    "out_stride",
+    "out_h",
+    "out_w",
+    "padding_h",
+    "padding_w",
+]
 PROGRAMS = 1024  # blocks of threads that keep a large GPU busy: a constant, so that no machine changes the order of a sum
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "H", "W", "RH", "RW", "OH", "OW", *WALK])
 def correlate(
     x, w, bias, y, rows, H, W, C, O, RH, RW, OH, OW,
     bias_lane, w_lane, w_out, w_in, w_h, w_w,  # strides of the weight
@@ -75,7 +90,7 @@ def correlate(
     tl.store(y + pixel[:, None] * O + n[None, :], total.to(y.dtype.element_ty), mask=ok_m[:, None] & ok_n[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "part", "parts", "H", "W", "RH", "RW", "KH", "KW", *WALK])
 def correlate_gradient(
     x, g, dw, rows, part, parts, H, W, C, O, RH, RW, KH, KW,
     stride, padding_h, padding_w, dilation,

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedlens.engines.lane_functions import Convolution, GroupedConvolution, GroupNorm, LinearMap, apart, destination, together
@@ -165,7 +166,8 @@ def vmapped(kind: type[nn.Module]) -> type[nn.Module]:
             return kind.forward(self, x)
         one = vmap(lambda values, images: functional_call(self, values, (images,)))
         lanes = len(next(iter(stacked.values())))
-        return one(stacked, x.unflatten(0, (lanes, -1))).flatten(0, 1)
+        with sdpa_kernel(SDPBackend.MATH):  # the other ways to attend know no vmap
+            return one(stacked, x.unflatten(0, (lanes, -1))).flatten(0, 1)
 
     return type(f"Lane{kind.__name__}", (kind,), {"forward": forward})
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import functional_call
@@ -25,6 +27,8 @@ from fedlens.algorithms.local_rules import Context, LocalRule
 from fedlens.algorithms.local_work import Plan
 from fedlens.algorithms.updates import Updates
 from fedlens.data.population import Federation, Indices
+from fedlens.engines.batches import Batch
+from fedlens.engines.captured import Captured
 from fedlens.engines.draws import Draws
 from fedlens.engines.lane_layers import lanes_
 from fedlens.engines.packing import Launch, Limits, Packing, pack
@@ -36,6 +40,7 @@ from fedlens.tasks import Sums
 ROWS_SHARE = 0.4  # of the device's memory, for the rows of a wave and for what is made of them
 PIXELS = 1 << 24  # in a launch: about 330 images of 224 × 224 keep a large GPU busy
 NUMBERS = 1 << 30  # in the weights of a launch
+ALIGNED = 64  # rows begin at multiples of so many numbers, so that kernels read them in wide pieces
 
 
 class Lanes:
@@ -44,17 +49,23 @@ class Lanes:
     name = "lanes"
 
     def __init__(self, reference: Sequential, limits: Limits | None = None):
-        self.reference, self.device = reference, reference.device
+        if reference.private:
+            raise ValueError("the model has buffers that stay with it, which lanes cannot keep apart")
+        self.reference, self.device, self.dtype = reference, reference.device, reference.dtype
         self.model = copy.deepcopy(reference.model)
         self.exact = any(isinstance(module, _BatchNorm) for module in self.model.modules())
         lanes_(self.model)
-        self.dtype = reference.dtype
         self.frozen = {name: value.to(self.dtype) for name, value in self.model.named_parameters() if not value.requires_grad}
         image = reference.population.data.columns.get("image")
         pixels = 1 if image is None else int(np.prod(image.shape[1:3]))
         numbers = reference.parameters.size
+        self.row = -(-numbers // ALIGNED) * ALIGNED
         self.limits = limits or Limits(slots=max(16, PIXELS // pixels), lanes=max(1, NUMBERS // numbers))
         self.fill = 1.0
+        captured = reference.captured is not None and not len(reference.s) and not len(reference.c)
+        self.captured = Captured(self.device) if captured else None
+        self.weights = self.gradients = torch.empty(0, self.row, dtype=self.dtype, device=self.device)  # [lanes of a launch, P]
+        self.first = self.weights.new_empty(self.row)  # x
 
     def begin(self) -> State:
         return self.reference.begin()
@@ -64,7 +75,8 @@ class Lanes:
 
     def run(self, plan: Plan, state: State, rule: LocalRule, learning_rate: float) -> Iterator[Updates]:
         """Train the clients of a plan and hand out their updates, in waves of as many rows as memory holds."""
-        context = Context(state.x, self.reference.learning_rates(rule, learning_rate))
+        rates = self.reference.learning_rates(rule, learning_rate)
+        context = Context(self._padded(state.x), self._padded(rates) if isinstance(rates, Tensor) else rates)
         most = self._rows_of_a_wave(rule)
         slots = used = 0
         for first in range(0, len(plan.clients), most):
@@ -74,12 +86,16 @@ class Lanes:
             yield updates
         self.fill = used / slots if slots else 1.0
 
+    def _padded(self, vector: Tensor) -> Tensor:
+        """A vector as long as a row; what is added stays zero."""
+        return F.pad(vector, (0, self.row - vector.shape[-1]))
+
     def _rows_of_a_wave(self, rule: LocalRule) -> int:
         if self.device.type == "cuda":
             memory = torch.cuda.get_device_properties(self.device).total_memory
         else:
             memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        row = 4 * self.reference.parameters.size * (2 + len(rule.vectors))  # w, Δ and the vectors beside them
+        row = 4 * self.row * (2 + len(rule.vectors))  # w, Δ and the vectors beside them
         return max(1, int(ROWS_SHARE * memory / row))
 
     def _train_within_memory(self, plan: Plan, state: State, rule: LocalRule, context: Context) -> tuple[Packing, Updates]:
@@ -91,72 +107,88 @@ class Lanes:
                 if self.limits.slots == 1:
                     raise MemoryError("a single image of a single client does not fit the device: use a smaller model") from error
             self.limits = replace(self.limits, slots=self.limits.slots // 2, lanes=max(1, self.limits.lanes // 2))
+            self._make_room(0)
             torch.cuda.empty_cache()
+
+    def _make_room(self, lanes: int) -> None:
+        """Memory for the weights and gradients of a launch's lanes, at places that captured steps know."""
+        if lanes <= len(self.weights) and lanes:
+            return
+        if self.captured is not None:
+            self.captured.forget()
+        self.weights = self.gradients = self.weights.new_empty(0, self.row)  # let go of the old before asking for the new
+        self.weights, self.gradients = (self.weights.new_zeros(lanes, self.row) for _ in range(2))
 
     def _train(self, plan: Plan, state: State, rule: LocalRule, context: Context) -> tuple[Packing, Updates]:
         packing = pack(plan, self.limits, self.exact)
+        self._make_room(max((launch.width for launch in packing.launches), default=1))
         slots = _Slots(self.reference, plan, packing)
-        rows = _Rows.begin(state, rule, plan.clients[packing.slot_of_lane])
-        first = [piece.to(self.dtype) for piece in state.x.split(self.reference.parameters.sizes)]
+        rows = _Rows.begin(state, context.x, rule, plan.clients[packing.slot_of_lane])
+        self.first.copy_(context.x)
         for launch in packing.launches:
-            self._step(launch, slots, rows.part(launch.lanes), first, rule, context)
-        examples = np.diff(plan.start_of_batch[plan.batch_of_slot])
+            self._step(launch, slots.batch(launch), rows.part(launch.lanes), rule, context)
+        examples, size = np.diff(plan.start_of_batch[plan.batch_of_slot]), self.reference.parameters.size
         return packing, Updates(
             clients=rows.clients,
             sizes=torch.from_numpy(plan.sizes[packing.slot_of_lane].astype(np.float32)).to(self.device),
-            vectors=rule.update(rows.w, context),
+            vectors=rule.update(rows.w, context)[:, :size],
             statistics=rows.statistics,
             counters=rows.counters,
             loss=rows.loss,
             trained=examples[packing.slot_of_lane],
-            kept={name: rows.vectors[name] for name in rule.kept},
+            kept={name: rows.vectors[name][:, :size] for name in rule.kept},
         )
 
-    def _step(self, launch: Launch, slots: _Slots, rows: _Rows, first: Sequence[Tensor], rule: LocalRule, context: Context) -> None:
+    def _step(self, launch: Launch, batch: Batch, rows: _Rows, rule: LocalRule, context: Context) -> None:
         """One step of the lanes of a launch."""
-        keys, inputs, targets, importance, real = slots.take(launch)
-        engine, width = self.reference, launch.width
-        weights, into = self._weights(launch, rows, first)
-        buffers = engine.statistics.views(rows.statistics) | engine.counters.views(rows.counters)
-        tensors = self.frozen | weights | buffers | dropout_keys(self.model, keys)
-        outputs = functional_call(self.model, tensors, (inputs.to(self.dtype),))
-        losses = engine.task.loss(outputs.float(), targets).view(width, -1)  # [w, B]
-        loss = (importance * losses).sum(1) / importance.sum(1).clamp(min=torch.finfo(importance.dtype).tiny)
-        # a lane's loss depends on its own row alone, so the gradient of the sum holds every lane's own
-        self._collect(torch.autograd.grad(loss.sum(), list(weights.values()), allow_unused=True), into)
+        compute = partial(self._gradients, launch.width, launch.first, rows)
+        if not launch.first:
+            self.weights[: launch.width].copy_(rows.w)
+        if self.captured is None:
+            losses = compute(batch)
+        else:
+            losses = self.captured((launch.width, launch.batch_size, launch.first), compute, batch)
         with torch.no_grad():
-            rule.step(rows.w, into.float(), rows.vectors, context)
-            rows.loss.add_((losses * real).sum(1))
+            rule.step(rows.w, self.gradients[: launch.width], rows.vectors, context)
+            rows.loss.add_(losses)
 
-    def _weights(self, launch: Launch, rows: _Rows, first: Sequence[Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-        """The model's weights [w, …] in the precision of its arithmetic, and the matrix [w, P] that takes their gradients.
+    def _gradients(self, width: int, first: bool, rows: _Rows, batch: Batch) -> Tensor:
+        """Fill G with the gradients of the lanes' losses at their weights; returns the sums of their examples' losses [w].
 
         Before their first step all lanes hold x: one weight, expanded over lanes, which the layers make use of.
         """
-        layout = self.reference.parameters
-        if launch.first:
-            pieces = [piece.expand(launch.width, -1) for piece in first]
-        else:
-            pieces = [piece.to(self.dtype) for piece in rows.w.split(layout.sizes, dim=1)]
-        into = torch.empty_like(rows.w, dtype=self.dtype)
-        weights = layout.shaped(pieces)
-        for weight, place in zip(weights.values(), layout.views(into).values(), strict=True):
+        engine = self.reference
+        assert batch.weights is not None
+        assert batch.real is not None
+        weights = self._views(self.first.expand(width, -1) if first else self.weights[:width])
+        places = self._views(self.gradients[:width])
+        for name, weight in weights.items():
             weight.requires_grad_()
-            weight.destination = place  # type: ignore[attr-defined]
-        return weights, into
-
-    def _collect(self, gradients: Sequence[Tensor | None], into: Tensor) -> None:
-        """Bring together the gradients that were not written where they belong."""
-        for gradient, place in zip(gradients, self.reference.parameters.views(into).values(), strict=True):
+            weight.destination = places[name]  # type: ignore[attr-defined]
+        buffers = engine.statistics.views(rows.statistics) | engine.counters.views(rows.counters)
+        keys = dropout_keys(self.model, batch.keys) if batch.keys is not None else {}
+        inputs, targets = batch.load(engine.feed(engine.population.train), engine.task, engine.facts)
+        outputs = functional_call(self.model, self.frozen | weights | buffers | keys, (inputs.to(self.dtype),))
+        losses = engine.task.loss(outputs.float(), targets).view(width, -1)  # [w, B]
+        importance = batch.weights.view(width, -1)
+        loss = (importance * losses).sum(1) / importance.sum(1).clamp(min=torch.finfo(importance.dtype).tiny)
+        # a lane's loss depends on its own row alone, so the gradient of the sum holds every lane's own
+        gradients = torch.autograd.grad(loss.sum(), list(weights.values()), allow_unused=True)
+        for gradient, place in zip(gradients, places.values(), strict=True):
             if gradient is None:
                 place.zero_()
-            elif gradient.data_ptr() != place.data_ptr():
+            elif gradient.data_ptr() != place.data_ptr():  # it was not written where it belongs
                 place.copy_(gradient)
+        return (losses.detach() * batch.real.view(width, -1)).sum(1)
+
+    def _views(self, rows: Tensor) -> dict[str, Tensor]:
+        layout = self.reference.parameters
+        return layout.views(rows[:, : layout.size])
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """What each lane holds: a row of every matrix."""
+    """What each lane holds: a row of every matrix, rows of P numbers padded to a whole multiple."""
 
     clients: Indices
     w: Tensor  # [m, P]
@@ -166,15 +198,15 @@ class _Rows:
     loss: Tensor  # [m]
 
     @classmethod
-    def begin(cls, state: State, rule: LocalRule, clients: Indices) -> _Rows:
-        m = len(clients)
-        vectors = {name: state.x.new_zeros(m, len(state.x)) for name in rule.vectors}
+    def begin(cls, state: State, x: Tensor, rule: LocalRule, clients: Indices) -> _Rows:
+        m, size = len(clients), len(state.x)
+        vectors = {name: x.new_zeros(m, len(x)) for name in rule.vectors}
         for name in rule.kept:
             earlier = {lane: state.kept[client] for lane, client in enumerate(clients.tolist()) if client in state.kept}
             if earlier:
-                vectors[name][list(earlier)] = torch.stack([kept[name] for kept in earlier.values()])
-        w, statistics, counters = (value.expand(m, -1).clone() for value in (state.x, state.statistics, state.counters))
-        return cls(clients, w, vectors, statistics, counters, state.x.new_zeros(m))
+                vectors[name][list(earlier), :size] = torch.stack([kept[name] for kept in earlier.values()])
+        w, statistics, counters = (value.repeat(m, 1) for value in (x, state.statistics, state.counters))
+        return cls(clients, w, vectors, statistics, counters, x.new_zeros(m))
 
     def part(self, lanes: slice) -> _Rows:
         """The rows of some neighbouring lanes, as views."""
@@ -186,21 +218,29 @@ class _Slots:
     """What is in a round's slots, on the device: drawn and uploaded for all launches at once."""
 
     def __init__(self, engine: Sequential, plan: Plan, packing: Packing):
-        federation, example = engine.population.train, packing.example
-        self.engine, self.feed = engine, engine.feed(federation)
-        self.ids = self.feed.ids(torch.from_numpy(plan.examples[example]))
-        self.real = self._tensor(packing.real.astype(np.float32))
+        federation, example, self.device = engine.population.train, packing.example, engine.device
         draws = Draws.of(plan, engine.task, federation, engine.seed)
-        self.weights = self.real if draws.weights is None else self.real * self._tensor(draws.weights[example])
-        self.uniform = None if draws.uniform is None else self._tensor(draws.uniform[example])
-        self.keys = self._tensor(draws.keys[packing.batch])
+        real = packing.real.astype(np.float32)
+        self.all = Batch(
+            ids=engine.feed(federation).ids(torch.from_numpy(plan.examples[example])),
+            keys=self._tensor(draws.keys[packing.batch]) if engine.has_dropout else None,
+            uniform=None if draws.uniform is None else self._tensor(draws.uniform[example]),
+            weights=self._tensor(real if draws.weights is None else real * draws.weights[example]),
+            real=self._tensor(real),
+        )
 
-    def take(self, launch: Launch) -> tuple[Tensor, Tensor, Any, Tensor, Tensor]:
-        """Keys [w], inputs [w · B, …], targets [w · B, …], weights [w, B] and which slots are real [w, B], of a launch."""
-        engine, place, shape = self.engine, launch.slots, (launch.width, launch.batch_size)
-        uniform = self.uniform[place] if self.uniform is not None else None
-        inputs, targets = engine.task.prepare(self.feed.batch(self.ids[place]), engine.facts, engine.task.train_transforms, uniform)
-        return self.keys[launch.batches], inputs, targets, self.weights[place].view(shape), self.real[place].view(shape)
+    def batch(self, launch: Launch) -> Batch:
+        """The slots of a launch, as views."""
+        whole, place = self.all, launch.slots
+        assert whole.weights is not None
+        assert whole.real is not None
+        return Batch(
+            ids=whole.ids[place],
+            keys=None if whole.keys is None else whole.keys[launch.batches],
+            uniform=None if whole.uniform is None else whole.uniform[place],
+            weights=whole.weights[place],
+            real=whole.real[place],
+        )
 
     def _tensor(self, values: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(values).to(self.engine.device)
+        return torch.from_numpy(values).to(self.device)

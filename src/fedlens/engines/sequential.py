@@ -16,6 +16,8 @@ from fedlens.algorithms.local_work import Plan
 from fedlens.algorithms.updates import Updates
 from fedlens.data.feed import Feed
 from fedlens.data.population import Federation, Population
+from fedlens.engines.batches import Batch
+from fedlens.engines.captured import Captured
 from fedlens.engines.draws import Draws
 from fedlens.models.dropout import keyed_dropout_, keyed_layers, set_dropout_key
 from fedlens.state import State
@@ -33,6 +35,7 @@ class Sequential:
     """
 
     name = "sequential"
+    fill = 1.0
 
     def __init__(
         self,
@@ -59,6 +62,7 @@ class Sequential:
         self.private = [(value, value.clone()) for value in private_buffers(self.model)]
         self.given = State(0, self.w.clone(), self.s.clone(), self.c.clone())
         self.feeds: dict[int, Feed] = {}
+        self.captured = Captured(device) if device.type == "cuda" and self.feed(population.train).resident else None
 
     def begin(self) -> State:
         """The state before the first round: the model as it was given."""
@@ -75,8 +79,11 @@ class Sequential:
             for name, vector in vectors.items():
                 vector.copy_(earlier[name]) if name in earlier else vector.zero_()
             loss = torch.zeros((), device=self.device)
-            for batch in range(plan.batch_of_slot[slot], plan.batch_of_slot[slot + 1]):
-                loss += self._step(batches, batch, rule, vectors, context)
+            for number in range(plan.batch_of_slot[slot], plan.batch_of_slot[slot + 1]):
+                batch = batches[number]
+                loss += self._gradient(batch) if self.captured is None else self.captured(len(batch.ids), self._gradient, batch)
+                with torch.no_grad():
+                    rule.step(self.w, self.g, vectors, context)
             yield Updates(
                 clients=plan.clients[slot : slot + 1],
                 sizes=batches.sizes[slot : slot + 1],
@@ -112,17 +119,17 @@ class Sequential:
         for value, given in self.private:
             value.copy_(given)
 
-    def _step(self, batches: _Batches, batch: int, rule: LocalRule, vectors: dict[str, Tensor], context: Context) -> Tensor:
-        """One step of the local rule on one batch; returns the sum of the examples' losses before it."""
-        inputs, targets, weights = batches.take(batch)
+    def _gradient(self, batch: Batch) -> Tensor:
+        """Fill g with the gradient of a batch's loss at w; returns the sum of the examples' losses."""
+        if batch.keys is not None:
+            set_dropout_key(self.model, batch.keys)
+        inputs, targets = batch.load(self.feed(self.population.train), self.task, self.facts)
         self.g.zero_()
         losses = self.task.loss(self._outputs(inputs), targets)
-        if weights is None:
+        if batch.weights is None:
             losses.mean().backward()
         else:  # a batch of weight zero has loss zero
-            (weights @ losses / weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)).backward()
-        with torch.no_grad():
-            rule.step(self.w, self.g, vectors, context)
+            (batch.weights @ losses / batch.weights.sum().clamp(min=torch.finfo(losses.dtype).tiny)).backward()
         return losses.detach().sum()
 
     def _outputs(self, inputs: Tensor) -> Tensor:
@@ -153,24 +160,23 @@ class _Batches:
 
     def __init__(self, engine: Sequential, plan: Plan):
         federation = engine.population.train
-        self.engine, self.feed = engine, engine.feed(federation)
+        self.engine = engine
         self.starts = plan.start_of_batch.tolist()
-        self.ids = self.feed.ids(torch.from_numpy(plan.examples))
+        self.ids = engine.feed(federation).ids(torch.from_numpy(plan.examples))
         self.sizes = torch.from_numpy(plan.sizes.astype(np.float32)).to(engine.device)
         self.trained = np.diff(plan.start_of_batch[plan.batch_of_slot])
         draws = Draws.of(plan, engine.task, federation, engine.seed)
         self.uniform, self.weights = self._tensor(draws.uniform), self._tensor(draws.weights)
         self.keys = self._tensor(draws.keys) if engine.has_dropout else None
 
-    def take(self, batch: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Inputs, targets and weights of a batch, and the model's dropout set to its key."""
-        engine, place = self.engine, slice(self.starts[batch], self.starts[batch + 1])
-        if self.keys is not None:
-            set_dropout_key(engine.model, self.keys[batch])
-        uniform = self.uniform[place] if self.uniform is not None else None
-        columns = self.feed.batch(self.ids[place])
-        inputs, targets = engine.task.prepare(columns, engine.facts, engine.task.train_transforms, uniform)
-        return inputs, targets, self.weights[place] if self.weights is not None else None
+    def __getitem__(self, number: int) -> Batch:
+        place = slice(self.starts[number], self.starts[number + 1])
+        return Batch(
+            ids=self.ids[place],
+            keys=None if self.keys is None else self.keys[number],
+            uniform=None if self.uniform is None else self.uniform[place],
+            weights=None if self.weights is None else self.weights[place],
+        )
 
     def _tensor(self, values: NDArray[np.generic] | None) -> Tensor | None:
         return None if values is None else torch.from_numpy(values).to(self.engine.device)

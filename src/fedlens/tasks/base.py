@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 import torch
 from pydantic import field_validator
@@ -51,6 +51,8 @@ class Task(Part):
     Losses come per example, so that examples can be weighted; measurements are sums, so that batches, clients and
     machines can be added up. A task brings its own columns, targets (a tensor or anything its loss understands) and sums.
     """
+
+    in_lanes: ClassVar[bool] = True  # whether losses come per image, so that many clients' batches can be computed as one
 
     train_transforms: tuple[Annotated[Transform, chosen_from(TRANSFORMS)], ...] = ()
     evaluation_transforms: tuple[Annotated[Transform, chosen_from(TRANSFORMS)], ...] = ()

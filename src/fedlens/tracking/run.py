@@ -37,6 +37,7 @@ class Subject:
     score: tuple[str, bool] | None  # which number tells the best round, and is higher better
     names: Callable[[int], str]  # of clients
     device: torch.device
+    engine: str  # by which this session trains
 
 
 class Run:
@@ -58,7 +59,7 @@ class Run:
         """Check that the folder is of this experiment, write down this session, and find the state to go on with."""
         if self.folder is None:
             return None
-        now, before = session(), self.folder.read("manifest.json")
+        now, before = {**session(), "engine": {"name": self.subject.engine}}, self.folder.read("manifest.json")
         sessions = [now]
         if before is not None:
             sessions = [*before["sessions"], now]
@@ -68,7 +69,7 @@ class Run:
                     f"{self.folder.path} holds a run of something else; what differs (before → now):\n  {listed}\n"
                     "undo that to go on, or start a new run"
                 )
-            for what in ("versions", "hardware"):
+            for what in ("versions", "hardware", "engine"):
                 if changed := differences(before["sessions"][-1][what], now[what]):
                     self.console.warn(f"{what} changed since this run stopped, results may differ in bits: {'; '.join(changed)}")
         state = load_newest(self.folder.checkpoints, self.subject.device, self.console.warn)
@@ -176,6 +177,7 @@ class Run:
             "name": description["recipe"]["name"],
             "seed": description["recipe"]["seed"],
             "rounds": rounds,
+            "engine": self.subject.engine,
             "final": {name: spread["mean"] for name, spread in clients.items()} or _scores(history[-1]),
             "clients": clients or None,
             "best": {"round": best.round, "metric": best.metric, "value": best.value, "metrics": _scores(history[best.round - 1])}

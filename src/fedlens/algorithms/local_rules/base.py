@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 import torch
 from pydantic import Field
@@ -35,6 +35,8 @@ class LocalRule(Part):
     `learning_rate_factors` multiplies η for the parameters whose names match a glob pattern.
     """
 
+    in_lanes: ClassVar[bool] = True  # whether `step` and `update` take many clients' rows [m, P] as they take one vector
+
     learning_rate: NonNegative = 0.05
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     nesterov: bool = False
@@ -63,10 +65,10 @@ class LocalRule(Part):
         return g
 
     def step(self, w: Tensor, g: Tensor, vectors: Vectors, context: Context) -> None:
-        """One step of w, in place; g may be overwritten."""
+        """One step of w, in place; g may be of lower precision, w and what stands beside it never are."""
         if self.clip_gradient_norm is not None:
-            norm = torch.linalg.vector_norm(g, dim=-1, keepdim=True)
-            g.mul_((self.clip_gradient_norm / norm).clamp(max=1.0))  # 0/0 is no danger: ∞ clamps to 1
+            norm = torch.linalg.vector_norm(g, dim=-1, keepdim=True, dtype=w.dtype)
+            g = g * (self.clip_gradient_norm / norm).clamp(max=1.0)  # 0/0 is no danger: ∞ clamps to 1
         g = self.gradient(g, w, context)
         if self.weight_decay:
             g = g.add(w, alpha=self.weight_decay)
