@@ -26,6 +26,32 @@ TRIED = 2  # examples, before a run begins
 
 
 @dataclass(frozen=True)
+class Work:
+    """A round before it is trained: who takes part, what each does as index batches, and the same as the engine wants it."""
+
+    round: int
+    cohort: Indices
+    plan: Plan
+    prepared: Any
+
+
+class Agenda:
+    """Lays out rounds, the next one already while the device is busy with the one before."""
+
+    def __init__(self, experiment: Experiment):
+        self.experiment = experiment
+        self.ahead: Work | None = None
+
+    def work(self, round: int) -> Work:
+        if self.ahead is None or self.ahead.round != round:
+            return self.experiment.work(round)
+        return self.ahead
+
+    def look_ahead(self, round: int) -> None:
+        self.ahead = self.experiment.work(round) if round < self.experiment.rounds else None
+
+
+@dataclass(frozen=True)
 class Experiment:
     """Everything that stays as it is while a model trains."""
 
@@ -84,7 +110,8 @@ class Experiment:
             recipe.task.check(federation.data, self.facts)
         plan = recipe.local_work.smallest(clients.offsets, clients.examples, TRIED)
         try:
-            for _ in self.engine.run(plan, self.engine.begin(), recipe.local_rule, 0.0):
+            work = self.engine.prepare(plan, recipe.local_rule)
+            for _ in self.engine.run(work, self.engine.begin(), recipe.local_rule, 0.0):
                 pass
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise RecipeError(f"a trial step failed, on {len(plan.examples)} images of a client: {error}") from error
@@ -120,10 +147,11 @@ class Experiment:
             return self.alone[client : client + 1]
         return self.recipe.sampler.sample(self.population.sizes, self.recipe.cohort_size, self.recipe.seed, round)
 
-    def plan(self, cohort: Indices, round: int) -> Plan:
-        """What each of them does."""
-        clients = self.population.train.clients
-        return self.recipe.local_work.plan(clients.offsets, clients.examples, cohort, self.recipe.seed, round)
+    def work(self, round: int) -> Work:
+        """Who takes part in a round, and what each does."""
+        clients, cohort = self.population.train.clients, self.cohort(round)
+        plan = self.recipe.local_work.plan(clients.offsets, clients.examples, cohort, self.recipe.seed, round)
+        return Work(round, cohort, plan, self.engine.prepare(plan, self.recipe.local_rule))
 
     def learning_rates(self, round: int) -> tuple[float, float]:
         """η of clients and server in a round."""

@@ -13,7 +13,7 @@ from fedlens.algorithms.server_rules import ServerRule
 from fedlens.algorithms.updates import Combined
 from fedlens.data import Population
 from fedlens.engines import Admission, Report
-from fedlens.experiment import Experiment
+from fedlens.experiment import Agenda, Experiment
 from fedlens.recipe import Recipe
 from fedlens.state import State
 from fedlens.tracking.console import Console
@@ -51,18 +51,18 @@ def train(
     experiment = Experiment.of(recipe, model, population)
     recipe, engine = experiment.recipe, experiment.engine
     with open_run(experiment, out, resume, terminal or Terminal(stderr=True)) as run:
-        state = run.state
+        state, agenda = run.state, Agenda(experiment)
         for round in range(state.round, experiment.rounds):
             with run.timed("train"):
                 state = experiment.enter(round, state)
                 local_rate, server_rate = experiment.learning_rates(round)
-                cohort = experiment.cohort(round)  # who takes part
-                plan = experiment.plan(cohort, round)  # what each does, as index batches
-                admission = Admission(plan, state)
-                updates = engine.run(plan, state, recipe.local_rule, local_rate)  # Δ_k = w_k − x, a stream of [m, P]
-                update = recipe.aggregator.combine(admission.admit(run.watch(updates, len(cohort))))  # Δ = Σ p_k Δ_k
+                work = agenda.work(round)  # who takes part, and what each does
+                admission = Admission(work.plan, state)
+                updates = engine.run(work.prepared, state, recipe.local_rule, local_rate)  # Δ_k = w_k − x, a stream of [m, P]
+                update = recipe.aggregator.combine(admission.admit(run.watch(updates, len(work.cohort))))  # Δ = Σ p_k Δ_k
+                agenda.look_ahead(round + 1)  # the device still trains
                 report = admission.report()
-                row = experiment.row(round, cohort, state, report)
+                row = experiment.row(round, work.cohort, state, report)
                 state = advance(state, update, report, recipe.server_rule, server_rate)  # x ← x + η Δ
             if experiment.due(round):
                 with run.timed("evaluate"):

@@ -32,7 +32,7 @@ def test_on_the_cpu_columns_share_the_memory_of_the_arrays(examples):
 def test_a_batch_is_the_examples_with_these_ids_in_their_order(examples):
     feed = Feed(examples, ("image", "label"), torch.device("cpu"))
     ids = np.array([5, 0, 5, 6])
-    batch = feed.batch(feed.ids(torch.from_numpy(ids)))
+    batch = feed.batch(feed.ids(ids))
     for name in ("image", "label"):
         np.testing.assert_array_equal(batch[name].numpy(), examples.column(name)[ids])
     batch["image"].zero_()  # a batch is a copy: nobody changes the data through it

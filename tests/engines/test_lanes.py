@@ -60,6 +60,12 @@ def by_client(chunks):
     return found
 
 
+def updates_of(engine, plan, state, rule=None, learning_rate=0.1):
+    """What an engine makes of a plan, by client."""
+    rule = rule or SGD()
+    return by_client(engine.run(engine.prepare(plan, rule), state, rule, learning_rate))
+
+
 def assert_same(one, other, relative=2e-4):
     assert one.keys() == other.keys()
     for client in one:
@@ -71,9 +77,9 @@ def assert_same(one, other, relative=2e-4):
 def compare(model, population, work=None, rule=None, learning_rate=0.1, **settings):
     reference, lanes = engines_for(model, population, **settings)
     plan, rule, state = plan_for(population, work or Epochs(batch_size=5, epochs=2)), rule or SGD(), reference.begin()
-    expected = by_client(reference.run(plan, state, rule, learning_rate))
+    expected = updates_of(reference, plan, state, rule, learning_rate=learning_rate)
     assert all(client["vector"].isfinite().all() for client in expected.values())
-    assert_same(expected, by_client(lanes.run(plan, state, rule, learning_rate)))
+    assert_same(expected, updates_of(lanes, plan, state, rule, learning_rate=learning_rate))
     return lanes
 
 
@@ -121,11 +127,14 @@ def test_what_a_client_kept_is_given_back_to_it(population):
     reference, lanes = engines_for(convolutional(), population)
     rule, state = SGD(momentum=0.9, keep_momentum=True), reference.begin()
     plan = plan_for(population, Epochs(batch_size=5), [0, 1, 4])
-    kept = {int(chunk.clients[0]): {"momentum": chunk.kept["momentum"][0]} for chunk in reference.run(plan, state, rule, 0.1)}
+    kept = {
+        int(chunk.clients[0]): {"momentum": chunk.kept["momentum"][0]}
+        for chunk in reference.run(reference.prepare(plan, rule), state, rule, 0.1)
+    }
     state.__dict__["kept"] = kept
     plan = plan_for(population, Epochs(batch_size=5), round=4)
-    expected = by_client(reference.run(plan, state, rule, 0.1))
-    assert_same(expected, by_client(lanes.run(plan, state, rule, 0.1)))
+    expected = updates_of(reference, plan, state, rule)
+    assert_same(expected, updates_of(lanes, plan, state, rule))
 
 
 WORK = {
@@ -147,7 +156,10 @@ def test_ragged_clients_empty_ones_and_giants(population, name):
 def test_any_cohort(population, cohort):
     reference, lanes = engines_for(convolutional(), population)
     plan, state = plan_for(population, Epochs(batch_size=5), np.array(cohort, dtype=np.int64)), reference.begin()
-    assert_same(by_client(reference.run(plan, state, SGD(), 0.1)), by_client(lanes.run(plan, state, SGD(), 0.1)))
+    assert_same(
+        updates_of(reference, plan, state),
+        updates_of(lanes, plan, state),
+    )
 
 
 def test_example_weights_and_batches_of_weight_zero(population):
@@ -166,9 +178,9 @@ def test_frozen_parameters_stay_and_are_not_sent(population, pattern):
 def test_waves_give_what_one_sweep_gives(population, monkeypatch):
     reference, lanes = engines_for(convolutional(), population)
     plan, state = plan_for(population, Epochs(batch_size=5, epochs=2)), reference.begin()
-    together = by_client(lanes.run(plan, state, SGD(), 0.1))
+    together = updates_of(lanes, plan, state)
     monkeypatch.setattr(lanes, "_rows_of_a_wave", lambda rule: 2)
-    chunks = list(lanes.run(plan, state, SGD(), 0.1))
+    chunks = list(lanes.run(lanes.prepare(plan, SGD()), state, SGD(), 0.1))
     assert [len(chunk.clients) for chunk in chunks] == [2, 2, 2]
     assert_same(together, by_client(chunks))
 
@@ -176,7 +188,7 @@ def test_waves_give_what_one_sweep_gives(population, monkeypatch):
 def test_out_of_memory_starts_the_wave_again_with_smaller_launches(population, monkeypatch):
     reference, lanes = engines_for(convolutional(), population, limits=WIDE)
     plan, state, step = plan_for(population, Epochs(batch_size=5)), reference.begin(), Lanes._step
-    expected = by_client(lanes.run(plan, state, SGD(momentum=0.5), 0.1))
+    expected = updates_of(lanes, plan, state, SGD(momentum=0.5))
     most = [0]
 
     def scarce(self, launch, *rest):
@@ -186,7 +198,7 @@ def test_out_of_memory_starts_the_wave_again_with_smaller_launches(population, m
         step(self, launch, *rest)
 
     monkeypatch.setattr(Lanes, "_step", scarce)
-    assert_same(expected, by_client(lanes.run(plan, state, SGD(momentum=0.5), 0.1)))
+    assert_same(expected, updates_of(lanes, plan, state, SGD(momentum=0.5)))
     assert 6 < most[0] <= 12
 
     def none(self, *rest):
@@ -194,7 +206,7 @@ def test_out_of_memory_starts_the_wave_again_with_smaller_launches(population, m
 
     monkeypatch.setattr(Lanes, "_step", none)
     with pytest.raises(MemoryError, match="single image of a single client"):
-        list(lanes.run(plan, state, SGD(), 0.1))
+        list(lanes.run(lanes.prepare(plan, SGD()), state, SGD(), 0.1))
 
 
 def test_the_state_and_the_model_it_was_given_stay_as_they_are(population):
@@ -203,7 +215,7 @@ def test_the_state_and_the_model_it_was_given_stay_as_they_are(population):
     _, lanes = engines_for(model, population)
     state = lanes.begin()
     x = state.x.clone()
-    list(lanes.run(plan_for(population, Epochs(batch_size=5)), state, SGD(), 0.1))
+    list(lanes.run(lanes.prepare(plan_for(population, Epochs(batch_size=5)), SGD()), state, SGD(), 0.1))
     assert torch.equal(state.x, x)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
@@ -216,9 +228,9 @@ def test_batch_norm_that_keeps_no_statistics_is_refused(population):
 def test_half_precision_follows_full_precision(population):
     plan, model = plan_for(population, Epochs(batch_size=5, epochs=2)), convolutional(nn.GroupNorm(2, 8))
     full, _ = engines_for(model, population)
-    exact = by_client(full.run(plan, full.begin(), SGD(), 0.05))
+    exact = updates_of(full, plan, full.begin(), learning_rate=0.05)
     for engine in engines_for(model, population, precision="bfloat16"):
-        found = by_client(engine.run(plan, engine.begin(), SGD(), 0.05))
+        found = updates_of(engine, plan, engine.begin(), learning_rate=0.05)
         for client in (0, 1, 3, 4, 5):
             error = (found[client]["vector"] - exact[client]["vector"]).norm() / exact[client]["vector"].norm()
             assert 1e-5 < error < 0.05, (engine.name, client, error)
@@ -238,8 +250,8 @@ def test_the_networks_of_the_papers(name, pictures):
     model = create_model(name, 10, channels=1, image_size=size, **settings)
     reference, lanes = engines_for(model, population, task=task, limits=WIDE)
     plan, state = plan_for(population, Epochs(batch_size=2), [0, 1]), reference.begin()
-    expected = by_client(reference.run(plan, state, SGD(), 0.01))
-    found = by_client(lanes.run(plan, state, SGD(), 0.01))
+    expected = updates_of(reference, plan, state, learning_rate=0.01)
+    found = updates_of(lanes, plan, state, learning_rate=0.01)
     for client in (0, 1):
         error = (found[client]["vector"] - expected[client]["vector"]).norm() / expected[client]["vector"].norm()
         assert error < 1e-3, error

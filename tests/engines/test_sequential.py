@@ -31,7 +31,7 @@ def plan_for(population, cohort=EVERYONE, round=0, **work):
 
 def train(engine, plan, rule=None, state=None, learning_rate=0.1):
     """Every client's update, by client."""
-    chunks = engine.run(plan, state or engine.begin(), rule or SGD(), learning_rate)
+    chunks = engine.run(engine.prepare(plan, rule or SGD()), state or engine.begin(), rule or SGD(), learning_rate)
     return {int(chunk.clients[0]): chunk for chunk in chunks}
 
 
@@ -74,7 +74,7 @@ def test_the_second_client_starts_from_the_global_model_and_the_first_one_s_upda
     engine = engine_for(linear, population)
     state = engine.begin()
     before = state.x.clone()
-    together = list(engine.run(plan_for(population, [0, 4]), state, SGD(), 0.1))
+    together = list(engine.run(engine.prepare(plan_for(population, [0, 4]), SGD()), state, SGD(), 0.1))
     alone = train(engine, plan_for(population, [4]))[4]
     assert torch.equal(together[1].vectors, alone.vectors)
     assert not torch.equal(together[0].vectors, together[1].vectors)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedlens.data.examples import Examples
@@ -32,6 +35,12 @@ class Feed:
         """The examples with these ids (a tensor where the columns are), on the device."""
         return {name: values.index_select(0, ids).to(self.device, non_blocking=True) for name, values in self.columns.items()}
 
-    def ids(self, ids: Tensor) -> Tensor:
-        """Example ids moved to where the columns are."""
-        return ids.to(next(iter(self.columns.values())).device)
+    def ids(self, ids: NDArray[np.int64]) -> Tensor:
+        """Example ids as a tensor where the columns are."""
+        return upload(ids, next(iter(self.columns.values())).device)
+
+
+def upload(values: NDArray[Any], device: torch.device) -> Tensor:
+    """An array as a tensor on a device; the host does not wait until it is there."""
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

@@ -99,11 +99,11 @@ class Admission:
         good = finite & weighted
         numbers = torch.stack([finite, good, norm, chunk.sizes, chunk.loss])
         self.verdicts.append(Verdict(chunk.clients, chunk.trained, chunk.kept, numbers))
-        bad = ~good[:, None]
+        bad = ~good[:, None]  # what is not finite would spoil the sum even with weight zero
         return Updates(
             clients=chunk.clients,
             sizes=torch.where(good, chunk.sizes, 0.0),
-            vectors=chunk.vectors.masked_fill_(bad, 0.0),
+            vectors=clear_rows_(chunk.vectors, ~good),
             statistics=chunk.statistics.masked_fill(bad, 0.0),
             counters=chunk.counters.masked_fill(bad, 0),
             loss=chunk.loss,
@@ -136,3 +136,12 @@ class Admission:
             for row, client in enumerate(verdict.clients.tolist())
             if verdict.kept and client not in rejected
         }
+
+
+def clear_rows_(rows: Tensor, bad: Tensor) -> Tensor:
+    """rows [m, P] with rows[k] = 0 where bad[k], in place; on a GPU, good rows are not even read."""
+    if rows.is_cuda:
+        from fedlens.engines import row_kernels
+
+        return row_kernels.clear_rows_(rows, bad)
+    return rows.masked_fill_(bad[:, None], 0.0)

@@ -1,10 +1,10 @@
-"""Normalisation with statistics of each image and weights of each lane, as two passes over the images in Triton.
+"""GroupNorm with weights of each lane, as passes over the images in Triton.
 
-    sums:   s[n, c] = Σ_i a[n, i, c]  and  Σ_i a[n, i, c] b[n, i, c]
+    sums:   s[n, c] = Σ_i a[n, i, c]  and  Σ_i a[n, i, c] b[n, i, c]                 over the pixels i of an image
+    tables: what follows from them for each image and channel: means, deviations, factors
     affine: y[n, i, c] = p[n, c] a[n, i, c] + q[n, c] b[n, i, c] + r[n, c]
 
-What lies between (means, variances, groups, the lane that an image belongs to) is arithmetic on tables [N, C].
-Images [N, C, H, W] have their channels innermost; i runs over pixels.
+Images [N, C, H, W] have their channels innermost; image n belongs to lane n // (N / L).
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ import triton.language as tl
 from torch import Tensor
 
 PIECE = 512  # pixels that one block of threads sums
+TILE = 4096  # numbers that it holds at a time
 
 
 @triton.jit(do_not_specialize=["pixels", "pieces"])
 def sum_channels(a, b, out, pixels, C, pieces, BOTH: tl.constexpr, PIECE: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr):
     n, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     c = tl.program_id(2) * BC + tl.arange(0, BC)
-    first, second = tl.zeros((BC,), dtype=tl.float32), tl.zeros((BC,), dtype=tl.float32)
+    first, second = tl.zeros((BP, BC), dtype=tl.float32), tl.zeros((BP, BC), dtype=tl.float32)
     for start in range(0, PIECE, BP):
         i = piece * PIECE + start + tl.arange(0, BP)
         place = (n * pixels + i)[:, None] * C + c[None, :]
         ok = (i < pixels)[:, None] & (c < C)[None, :]
         value = tl.load(a + place, mask=ok, other=0.0).to(tl.float32)
-        first += tl.sum(value, 0)
+        first += value
         if BOTH:
-            second += tl.sum(value * tl.load(b + place, mask=ok, other=0.0).to(tl.float32), 0)
+            second += value * tl.load(b + place, mask=ok, other=0.0).to(tl.float32)
     place = (n * pieces + piece) * C + c
-    tl.store(out + place, first, mask=c < C)
+    tl.store(out + place, tl.sum(first, 0), mask=c < C)
     if BOTH:
-        tl.store(out + tl.num_programs(0).to(tl.int64) * pieces * C + place, second, mask=c < C)
+        tl.store(out + tl.num_programs(0).to(tl.int64) * pieces * C + place, tl.sum(second, 0), mask=c < C)
 
 
 @triton.jit(do_not_specialize=["pixels"])
@@ -51,30 +52,155 @@ def scale_channels(a, p, b, q, r, y, pixels, C, BOTH: tl.constexpr, BP: tl.const
     tl.store(y + place, value.to(y.dtype.element_ty), mask=ok)
 
 
-def channel_sums(a: Tensor, b: Tensor | None = None, rows: int | None = None) -> Tensor:
-    """Σ a and, with b, Σ a b over the pixels of each image, or of each of `rows` equal runs of images: [1 or 2, rows, C]."""
-    rows, channels = rows or len(a), a.shape[1]
-    pixels = a.numel() // (rows * channels)
-    pieces, count = triton.cdiv(pixels, PIECE), 1 if b is None else 2
-    out = torch.empty((count, rows, pieces, channels), dtype=torch.float32, device=a.device)
-    wide = _block(channels)
-    grid = (rows, pieces, triton.cdiv(channels, wide))
-    sum_channels[grid](
-        a, a if b is None else b, out, pixels, channels, pieces, BOTH=b is not None, PIECE=PIECE, BP=4096 // wide, BC=wide
-    )
-    return out.sum(2) if pieces > 1 else out[:, :, 0]
+@triton.jit
+def gather_pieces(sums, row, pieces, C, c, ok):
+    """Σ over the pieces of one image, for channels c."""
+    total = tl.zeros(c.shape, dtype=tl.float32)
+    for piece in range(pieces):
+        total += tl.load(sums + (row * pieces + piece) * C + c, mask=ok, other=0.0)
+    return total
 
 
-def channel_affine(a: Tensor, p: Tensor, r: Tensor, b: Tensor | None = None, q: Tensor | None = None) -> Tensor:
-    """p a + q b + r with a number for each image and channel."""
+@triton.jit(do_not_specialize=["pieces", "batch", "count", "eps"])
+def forward_tables(
+    sums, weight, bias, mean, deviation, factor, shift, pieces, batch, count, eps, G, D, w_lane, b_lane,
+    WEIGHT: tl.constexpr, BIAS: tl.constexpr, BG: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """Of one image: mean and 1 / σ of each group [N, G], and what each channel is multiplied by and shifted by [N, C]."""
+    n, images = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
+    g, d = tl.arange(0, BG), tl.arange(0, BD)
+    c, ok = g[:, None] * D + d[None, :], (g < G)[:, None] & (d < D)[None, :]
+    C = G * D
+    first = tl.sum(gather_pieces(sums, n, pieces, C, c, ok), 1) / count
+    second = tl.sum(gather_pieces(sums, images + n, pieces, C, c, ok), 1) / count
+    scale = tl.rsqrt(tl.maximum(second - first * first, 0.0) + eps)
+    tl.store(mean + n * G + g, first, mask=g < G)
+    tl.store(deviation + n * G + g, scale, mask=g < G)
+    product = tl.broadcast_to(scale[:, None], (BG, BD))
+    if WEIGHT:
+        product = product * tl.load(weight + (n // batch) * w_lane + c, mask=ok, other=0.0).to(tl.float32)
+    moved = -first[:, None] * product
+    if BIAS:
+        moved += tl.load(bias + (n // batch) * b_lane + c, mask=ok, other=0.0).to(tl.float32)
+    tl.store(factor + n * C + c, product, mask=ok)
+    tl.store(shift + n * C + c, moved, mask=ok)
+
+
+@triton.jit(do_not_specialize=["pieces", "batch", "count"])
+def backward_tables(
+    sums, weight, mean, deviation, factor, of_x, shift, total, product, pieces, batch, count, G, D, w_lane,
+    WEIGHT: tl.constexpr, BG: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """Of one image: the factors of dx = factor g + of_x x + shift, and Σ g and Σ g x̂ of each channel, all [N, C]."""
+    n, images = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
+    g, d = tl.arange(0, BG), tl.arange(0, BD)
+    c, ok = g[:, None] * D + d[None, :], (g < G)[:, None] & (d < D)[None, :]
+    C = G * D
+    middle = tl.load(mean + n * G + g, mask=g < G, other=0.0)[:, None]
+    scale = tl.load(deviation + n * G + g, mask=g < G, other=0.0)[:, None]
+    plain = gather_pieces(sums, n, pieces, C, c, ok)
+    crossed = (gather_pieces(sums, images + n, pieces, C, c, ok) - middle * plain) * scale
+    tl.store(total + n * C + c, plain, mask=ok)
+    tl.store(product + n * C + c, crossed, mask=ok)
+    own = tl.broadcast_to(scale, (BG, BD))
+    if WEIGHT:
+        w = tl.load(weight + (n // batch) * w_lane + c, mask=ok, other=0.0).to(tl.float32)
+        own, plain, crossed = own * w, plain * w, crossed * w
+    along = -scale * scale * (tl.sum(crossed, 1) / count)[:, None]
+    tl.store(factor + n * C + c, own, mask=ok)
+    tl.store(of_x + n * C + c, tl.broadcast_to(along, (BG, BD)), mask=ok)
+    tl.store(shift + n * C + c, tl.broadcast_to(-scale * (tl.sum(plain, 1) / count)[:, None] - middle * along, (BG, BD)), mask=ok)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def sum_rows(a, out, rows, C, out_lane, BR: tl.constexpr, BC: tl.constexpr):
+    """Of one lane: Σ over its rows of a table [L · rows, C]."""
+    lane, c = tl.program_id(0).to(tl.int64), tl.program_id(1) * BC + tl.arange(0, BC)
+    total = tl.zeros((BR, BC), dtype=tl.float32)
+    for start in range(0, rows, BR):
+        r = start + tl.arange(0, BR)
+        ok = (r < rows)[:, None] & (c < C)[None, :]
+        total += tl.load(a + (lane * rows + r)[:, None] * C + c[None, :], mask=ok, other=0.0)
+    tl.store(out + lane * out_lane + c, tl.sum(total, 0).to(out.dtype.element_ty), mask=c < C)
+
+
+def group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """GroupNorm of images, weight and bias [L, C] or None; and mean and 1 / σ of each image and group."""
+    images, channels, height, width = x.shape
+    mean, deviation = x.new_empty(2, images, groups, dtype=torch.float32)
+    factor, shift = x.new_empty(2, images, channels, dtype=torch.float32)
+    sums, depth = _sums(x, x), channels // groups
+    forward_tables[(images,)](
+        sums, _or(weight, sums), _or(bias, sums), mean, deviation, factor, shift,
+        sums.shape[2], _batch(images, weight), float(height * width * depth), eps, groups, depth, _stride(weight), _stride(bias),
+        WEIGHT=weight is not None, BIAS=bias is not None, BG=triton.next_power_of_2(groups), BD=triton.next_power_of_2(depth),
+    )  # fmt: skip
+    return _affine(x, factor, shift), mean, deviation
+
+
+def group_norm_gradient(
+    g: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, deviation: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradient of the images; and for each image and channel Σ g and Σ g x̂, of which those of bias and weight are sums."""
+    (images, channels, height, width), groups = x.shape, mean.shape[1]
+    factor, of_x, shift, total, product = x.new_empty(5, images, channels, dtype=torch.float32)
+    sums, depth = _sums(g, x), channels // groups
+    backward_tables[(images,)](
+        sums, _or(weight, sums), mean, deviation, factor, of_x, shift, total, product,
+        sums.shape[2], _batch(images, weight), float(height * width * depth), groups, depth, _stride(weight),
+        WEIGHT=weight is not None, BG=triton.next_power_of_2(groups), BD=triton.next_power_of_2(depth),
+    )  # fmt: skip
+    return _affine(g, factor, shift, x, of_x), total, product
+
+
+def lane_sums(table: Tensor, out: Tensor) -> Tensor:
+    """Sum a table [L · rows, C] over the rows of each lane, into out [L, C]."""
+    (lanes, channels), wide = out.shape, _block(table.shape[1])
+    rows = len(table) // lanes
+    tall = min(TILE // wide, triton.next_power_of_2(rows))
+    sum_rows[(lanes, triton.cdiv(channels, wide))](table, out, rows, channels, out.stride(0), BR=tall, BC=wide)
+    return out
+
+
+def channel_sums(a: Tensor, lanes: int) -> Tensor:
+    """Σ a over the images and pixels of each lane, [L, C]: the gradient of a bias."""
+    sums = _sums(a)
+    table = sums.view(-1, sums.shape[-1])
+    return lane_sums(table, a.new_empty(lanes, a.shape[1]))
+
+
+def _sums(a: Tensor, b: Tensor | None = None) -> Tensor:
+    """Σ a and, with b, Σ a b over pieces of each image: [1 or 2, N, pieces, C]."""
     images, channels, height, width = a.shape
-    y = torch.empty_like(a, memory_format=torch.channels_last)
-    wide = _block(channels)
-    grid = (images, triton.cdiv(height * width, 4096 // wide), triton.cdiv(channels, wide))
-    p, r = p.contiguous(), r.contiguous()
-    other, factor = (a, p) if b is None or q is None else (b, q.contiguous())
-    scale_channels[grid](a, p, other, factor, r, y, height * width, channels, BOTH=b is not None, BP=4096 // wide, BC=wide)
+    pieces, wide = triton.cdiv(height * width, PIECE), _block(channels)
+    out = a.new_empty((1 if b is None else 2, images, pieces, channels), dtype=torch.float32)
+    grid = (images, pieces, triton.cdiv(channels, wide))
+    piece = min(PIECE, triton.next_power_of_2(height * width))
+    tall = min(TILE // wide, piece)
+    sum_channels[grid](a, _or(b, a), out, height * width, channels, pieces, BOTH=b is not None, PIECE=piece, BP=tall, BC=wide)
+    return out
+
+
+def _affine(a: Tensor, p: Tensor, r: Tensor, b: Tensor | None = None, q: Tensor | None = None) -> Tensor:
+    images, channels, height, width = a.shape
+    y, wide = torch.empty_like(a, memory_format=torch.channels_last), _block(channels)
+    tall = min(TILE // wide, triton.next_power_of_2(height * width))
+    grid = (images, triton.cdiv(height * width, tall), triton.cdiv(channels, wide))
+    scale_channels[grid](a, p, _or(b, a), _or(q, p), r, y, height * width, channels, BOTH=b is not None, BP=tall, BC=wide)
     return y
+
+
+def _or(given: Tensor | None, stand_in: Tensor) -> Tensor:
+    """A kernel's argument that it does not read still has to be a tensor."""
+    return stand_in if given is None else given
+
+
+def _stride(value: Tensor | None) -> int:
+    return 0 if value is None else value.stride(0)
+
+
+def _batch(images: int, weight: Tensor | None) -> int:
+    return images if weight is None else images // len(weight)
 
 
 def _block(channels: int) -> int:

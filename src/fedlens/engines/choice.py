@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 
@@ -28,7 +28,10 @@ class Engine(Protocol):
 
     def begin(self) -> State: ...
 
-    def run(self, plan: Plan, state: State, rule: LocalRule, learning_rate: float) -> Iterator[Updates]: ...
+    def prepare(self, plan: Plan, rule: LocalRule) -> Any:
+        """What `run` takes, once; it can be made while the device trains another round."""
+
+    def run(self, work: Any, state: State, rule: LocalRule, learning_rate: float) -> Iterator[Updates]: ...
 
     def evaluate(self, state: State, federation: Federation, batch_size: int) -> Sums: ...
 

@@ -83,7 +83,7 @@ class Convolution(torch.autograd.Function):
             dw = w.new_empty(w.shape) if ctx.into is None else ctx.into
             weight_gradient(x, g, dw, geometry)
         if ctx.needs_input_grad[2]:
-            db = channel_sums(g, rows=len(w))[0].to(g.dtype)
+            db = channel_sums(g, len(w))
         return dx, dw, db, None, None
 
 
@@ -123,44 +123,48 @@ class GroupNorm(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float) -> Tensor:
-        from fedlens.engines.channel_kernels import channel_affine, channel_sums
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float, into: tuple[Any, Any]
+    ) -> Tensor:
+        from fedlens.engines.channel_kernels import group_norm
 
         x = x.contiguous(memory_format=torch.channels_last)
-        images, channels, height, width = x.shape
-        count = height * width * channels // groups
-        first, second = channel_sums(x, x).view(2, images, groups, -1).sum(3) / count  # [N, groups]
-        deviation = (second - first.square()).clamp_(min=0).add_(eps).rsqrt_()  # 1 / σ
-        scale = deviation[:, :, None].expand(-1, -1, channels // groups).reshape(images, channels)
-        mean = first[:, :, None].expand(-1, -1, channels // groups).reshape(images, channels)
-        factor = scale if weight is None else (scale.view(len(weight), -1, channels) * weight[:, None]).view(images, channels)
-        shift = -mean * factor
-        if bias is not None:
-            shift = (shift.view(len(bias), -1, channels) + bias[:, None]).view(images, channels)
-        ctx.save_for_backward(x, weight, mean, scale)
-        ctx.groups, ctx.count = groups, count
-        return channel_affine(x, factor, shift)
+        y, mean, deviation = group_norm(x, weight, bias, groups, eps)
+        ctx.save_for_backward(x, weight, bias, mean, deviation)
+        ctx.into = into
+        return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        from fedlens.engines.channel_kernels import channel_affine, channel_sums
+        from fedlens.engines.channel_kernels import group_norm_gradient, lane_sums
 
-        (g,), (x, weight, mean, scale) = gradients, ctx.saved_tensors
-        g = g.contiguous(memory_format=torch.channels_last)
-        images, channels = mean.shape
-        total, product = channel_sums(g, x)  # [N, C]: Σ g and Σ g x
-        product = (product - mean * total) * scale  # Σ g x̂
-        dweight = dbias = None
-        factor, h, hx = scale, total, product
-        if weight is not None:
-            lanes = len(weight), -1, channels
-            dweight, dbias = (value.view(lanes).sum(1).to(weight.dtype) for value in (product, total))
-            factor, h, hx = ((value.view(lanes) * weight[:, None]).view(images, channels) for value in (scale, total, product))
-        groups = images, ctx.groups, channels // ctx.groups
-        h, hx = (value.view(groups).sum(2, keepdim=True).expand(groups).reshape(images, channels) / ctx.count for value in (h, hx))
-        of_x = -scale * scale * hx
-        dx = channel_affine(g, factor, -scale * h - mean * of_x, x, of_x) if ctx.needs_input_grad[0] else None
-        return dx, dweight, dbias, None, None
+        (g,), (x, weight, bias, mean, deviation) = gradients, ctx.saved_tensors
+        dx, total, product = group_norm_gradient(g.contiguous(memory_format=torch.channels_last), x, weight, mean, deviation)
+        own: list[Tensor | None] = [None, None]
+        for place, (value, table) in enumerate(((weight, product), (bias, total))):
+            if ctx.needs_input_grad[1 + place]:
+                own[place] = lane_sums(table, value.new_empty(value.shape) if ctx.into[place] is None else ctx.into[place])
+        return dx, *own, None, None, None
+
+
+class MaxPool(torch.autograd.Function):
+    """The largest of each window; its gradient goes where it was found."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, taps: int, stride: int, padding: int) -> Tensor:
+        from fedlens.engines.pool_kernels import max_pool
+
+        y, which = max_pool(x.contiguous(memory_format=torch.channels_last), taps, stride, padding)
+        ctx.save_for_backward(which)
+        ctx.geometry = (x.shape[2], x.shape[3]), taps, stride, padding
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        from fedlens.engines.pool_kernels import max_pool_gradient
+
+        (g,), (which,) = gradients, ctx.saved_tensors
+        return max_pool_gradient(g.contiguous(memory_format=torch.channels_last), which, *ctx.geometry), None, None, None
 
 
 def together(x: Tensor, lanes: int) -> Tensor:

@@ -18,7 +18,16 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedlens.engines.lane_functions import Convolution, GroupedConvolution, GroupNorm, LinearMap, apart, destination, together
+from fedlens.engines.lane_functions import (
+    Convolution,
+    GroupedConvolution,
+    GroupNorm,
+    LinearMap,
+    MaxPool,
+    apart,
+    destination,
+    together,
+)
 from fedlens.models.dropout import KeyedDropout, keyed_uniform
 from fedlens.models.surgery import FrozenBatchNorm
 
@@ -67,9 +76,21 @@ class LaneGroupNorm(nn.GroupNorm):
         if x.is_cuda and x.ndim == 4:
             weight, bias = (v if v is None or v.ndim == 2 else v[None] for v in (self.weight, self.bias))
             if (weight is None) == (bias is None) and (weight is None or len(weight) == len(bias)):
-                return GroupNorm.apply(x, weight, bias, self.num_groups, self.eps)
+                into = tuple(None if v is None or v.ndim == 1 else destination(v) for v in (self.weight, self.bias))
+                return GroupNorm.apply(x, weight, bias, self.num_groups, self.eps, into)
         y = F.group_norm(x, self.num_groups, eps=self.eps)
         return torch.addcmul(per_image(self.bias, 1, y), y, per_image(self.weight, 1, y)) if self.affine else y
+
+
+class LaneMaxPool2d(nn.MaxPool2d):
+    """Nothing in it belongs to a lane; the kernels are faster where channels lie innermost."""
+
+    def forward(self, x: Tensor) -> Any:
+        sizes = [(value, value) if isinstance(value, int) else value for value in (self.kernel_size, self.stride, self.padding)]
+        plain = not self.ceil_mode and not self.return_indices and self.dilation == 1 and all(a == b for a, b in sizes)
+        if x.is_cuda and x.ndim == 4 and plain:
+            return MaxPool.apply(x, *(size[0] for size in sizes))
+        return super().forward(x)
 
 
 class LaneLayerNorm(nn.LayerNorm):
@@ -130,6 +151,7 @@ LANE_LAYERS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Linear: LaneLinear,
     nn.GroupNorm: LaneGroupNorm,
     nn.LayerNorm: LaneLayerNorm,
+    nn.MaxPool2d: LaneMaxPool2d,
     FrozenBatchNorm: LaneFrozenBatchNorm,
     KeyedDropout: LaneKeyedDropout,
     **{kind: type(f"Lane{kind.__name__}", (LaneBatchNorm, kind), {}) for kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)},

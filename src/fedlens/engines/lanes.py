@@ -13,12 +13,10 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -26,6 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedlens.algorithms.local_rules import Context, LocalRule
 from fedlens.algorithms.local_work import Plan
 from fedlens.algorithms.updates import Updates
+from fedlens.data.feed import upload
 from fedlens.data.population import Federation, Indices
 from fedlens.engines.batches import Batch
 from fedlens.engines.captured import Captured
@@ -73,18 +72,17 @@ class Lanes:
     def evaluate(self, state: State, federation: Federation, batch_size: int) -> Sums:
         return self.reference.evaluate(state, federation, batch_size)
 
-    def run(self, plan: Plan, state: State, rule: LocalRule, learning_rate: float) -> Iterator[Updates]:
-        """Train the clients of a plan and hand out their updates, in waves of as many rows as memory holds."""
+    def prepare(self, plan: Plan, rule: LocalRule) -> list[Wave]:
+        """Lay out a round in waves of as many rows as memory holds; nothing in it depends on the state."""
+        most, count = self._rows_of_a_wave(rule), len(plan.clients)
+        return [Wave.of(self, plan.part(first, min(first + most, count))) for first in range(0, count, most)]
+
+    def run(self, waves: list[Wave], state: State, rule: LocalRule, learning_rate: float) -> Iterator[Updates]:
+        """Train the clients of a plan and hand out their updates, wave by wave."""
         rates = self.reference.learning_rates(rule, learning_rate)
         context = Context(self._padded(state.x), self._padded(rates) if isinstance(rates, Tensor) else rates)
-        most = self._rows_of_a_wave(rule)
-        slots = used = 0
-        for first in range(0, len(plan.clients), most):
-            wave = plan.part(first, min(first + most, len(plan.clients)))
-            packing, updates = self._train_within_memory(wave, state, rule, context)
-            slots, used = slots + len(packing.real), used + int(packing.real.sum())
-            yield updates
-        self.fill = used / slots if slots else 1.0
+        while waves:
+            yield self._train_within_memory(waves.pop(0), state, rule, context)
 
     def _padded(self, vector: Tensor) -> Tensor:
         """A vector as long as a row; what is added stays zero."""
@@ -98,17 +96,18 @@ class Lanes:
         row = 4 * self.row * (2 + len(rule.vectors))  # w, Δ and the vectors beside them
         return max(1, int(ROWS_SHARE * memory / row))
 
-    def _train_within_memory(self, plan: Plan, state: State, rule: LocalRule, context: Context) -> tuple[Packing, Updates]:
+    def _train_within_memory(self, wave: Wave, state: State, rule: LocalRule, context: Context) -> Updates:
         """Train a wave; where a launch does not fit, start the wave again with smaller ones: no row was handed out yet."""
         while True:
             try:
-                return self._train(plan, state, rule, context)
+                return self._train(wave, state, rule, context)
             except torch.OutOfMemoryError as error:
                 if self.limits.slots == 1:
                     raise MemoryError("a single image of a single client does not fit the device: use a smaller model") from error
             self.limits = replace(self.limits, slots=self.limits.slots // 2, lanes=max(1, self.limits.lanes // 2))
             self._make_room(0)
             torch.cuda.empty_cache()
+            wave = Wave.of(self, wave.plan)
 
     def _make_room(self, lanes: int) -> None:
         """Memory for the weights and gradients of a launch's lanes, at places that captured steps know."""
@@ -119,23 +118,22 @@ class Lanes:
         self.weights = self.gradients = self.weights.new_empty(0, self.row)  # let go of the old before asking for the new
         self.weights, self.gradients = (self.weights.new_zeros(lanes, self.row) for _ in range(2))
 
-    def _train(self, plan: Plan, state: State, rule: LocalRule, context: Context) -> tuple[Packing, Updates]:
-        packing = pack(plan, self.limits, self.exact)
-        self._make_room(max((launch.width for launch in packing.launches), default=1))
-        slots = _Slots(self.reference, plan, packing)
-        rows = _Rows.begin(state, context.x, rule, plan.clients[packing.slot_of_lane])
+    def _train(self, wave: Wave, state: State, rule: LocalRule, context: Context) -> Updates:
+        launches, size = wave.packing.launches, self.reference.parameters.size
+        self._make_room(max((launch.width for launch in launches), default=1))
+        self.fill = wave.packing.fill
+        rows = _Rows.begin(state, context.x, rule, wave.clients)
         self.first.copy_(context.x)
-        for launch in packing.launches:
-            self._step(launch, slots.batch(launch), rows.part(launch.lanes), rule, context)
-        examples, size = np.diff(plan.start_of_batch[plan.batch_of_slot]), self.reference.parameters.size
-        return packing, Updates(
+        for launch in launches:
+            self._step(launch, wave.batch(launch), rows.part(launch.lanes), rule, context)
+        return Updates(
             clients=rows.clients,
-            sizes=torch.from_numpy(plan.sizes[packing.slot_of_lane].astype(np.float32)).to(self.device),
+            sizes=wave.sizes,
             vectors=rule.update(rows.w, context)[:, :size],
             statistics=rows.statistics,
             counters=rows.counters,
             loss=rows.loss,
-            trained=examples[packing.slot_of_lane],
+            trained=wave.trained,
             kept={name: rows.vectors[name][:, :size] for name in rule.kept},
         )
 
@@ -214,33 +212,37 @@ class _Rows:
         return _Rows(self.clients[lanes], self.w[lanes], vectors, self.statistics[lanes], self.counters[lanes], self.loss[lanes])
 
 
-class _Slots:
-    """What is in a round's slots, on the device: drawn and uploaded for all launches at once."""
+class Wave:
+    """Some clients' work on the device: packed, drawn and uploaded for all launches at once."""
 
-    def __init__(self, engine: Sequential, plan: Plan, packing: Packing):
-        federation, example, self.device = engine.population.train, packing.example, engine.device
-        draws = Draws.of(plan, engine.task, federation, engine.seed)
-        real = packing.real.astype(np.float32)
-        self.all = Batch(
-            ids=engine.feed(federation).ids(torch.from_numpy(plan.examples[example])),
-            keys=self._tensor(draws.keys[packing.batch]) if engine.has_dropout else None,
-            uniform=None if draws.uniform is None else self._tensor(draws.uniform[example]),
-            weights=self._tensor(real if draws.weights is None else real * draws.weights[example]),
-            real=self._tensor(real),
+    def __init__(self, plan: Plan, packing: Packing, sizes: Tensor, slots: Batch):
+        self.plan, self.packing, self.sizes, self.slots = plan, packing, sizes, slots
+        self.clients = plan.clients[packing.slot_of_lane]
+        self.trained = np.diff(plan.start_of_batch[plan.batch_of_slot])[packing.slot_of_lane]
+
+    @classmethod
+    def of(cls, lanes: Lanes, plan: Plan) -> Wave:
+        engine, packing = lanes.reference, pack(plan, lanes.limits, lanes.exact)
+        federation, example, device = engine.population.train, packing.example, engine.device
+        draws, real = Draws.of(plan, engine.task, federation, engine.seed), packing.real.astype(np.float32)
+        slots = Batch(
+            ids=engine.feed(federation).ids(plan.examples[example]),
+            keys=upload(draws.keys[packing.batch], device) if engine.has_dropout else None,
+            uniform=None if draws.uniform is None else upload(draws.uniform[example], device),
+            weights=upload(real if draws.weights is None else real * draws.weights[example], device),
+            real=upload(real, device),
         )
+        return cls(plan, packing, upload(plan.sizes[packing.slot_of_lane].astype(np.float32), device), slots)
 
     def batch(self, launch: Launch) -> Batch:
         """The slots of a launch, as views."""
-        whole, place = self.all, launch.slots
-        assert whole.weights is not None
-        assert whole.real is not None
+        slots, place = self.slots, launch.slots
+        assert slots.weights is not None
+        assert slots.real is not None
         return Batch(
-            ids=whole.ids[place],
-            keys=None if whole.keys is None else whole.keys[launch.batches],
-            uniform=None if whole.uniform is None else whole.uniform[place],
-            weights=whole.weights[place],
-            real=whole.real[place],
+            ids=slots.ids[place],
+            keys=None if slots.keys is None else slots.keys[launch.batches],
+            uniform=None if slots.uniform is None else slots.uniform[place],
+            weights=slots.weights[place],
+            real=slots.real[place],
         )
-
-    def _tensor(self, values: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(values).to(self.device)

@@ -8,13 +8,12 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedlens.algorithms.local_rules import Context, LocalRule
 from fedlens.algorithms.local_work import Plan
 from fedlens.algorithms.updates import Updates
-from fedlens.data.feed import Feed
+from fedlens.data.feed import Feed, upload
 from fedlens.data.population import Federation, Population
 from fedlens.engines.batches import Batch
 from fedlens.engines.captured import Captured
@@ -68,11 +67,15 @@ class Sequential:
         """The state before the first round: the model as it was given."""
         return self.given
 
-    def run(self, plan: Plan, state: State, rule: LocalRule, learning_rate: float) -> Iterator[Updates]:
+    def prepare(self, plan: Plan, rule: LocalRule) -> Batches:
+        """Lay out a round: nothing in it depends on the state, so that it can be done while another one is trained."""
+        return Batches(self, plan)
+
+    def run(self, batches: Batches, state: State, rule: LocalRule, learning_rate: float) -> Iterator[Updates]:
         """Train the clients of a plan, each from the same state, and hand out their updates one by one."""
+        plan = batches.plan
         context = Context(state.x, self.learning_rates(rule, learning_rate))
         vectors = {name: torch.empty_like(self.w) for name in rule.vectors}
-        batches = _Batches(self, plan)
         for slot, client in enumerate(plan.clients.tolist()):
             self._load(state)
             earlier = state.kept.get(client, {})
@@ -100,7 +103,7 @@ class Sequential:
     def evaluate(self, state: State, federation: Federation, batch_size: int) -> Sums:
         """Measure a state on a federation's examples, with one row of sums for each of its clients."""
         feed = self.feed(federation)
-        ids = feed.ids(torch.from_numpy(federation.clients.examples))
+        ids = feed.ids(federation.clients.examples)
         group = torch.from_numpy(federation.clients.client_of_each()).to(self.device)
         sums = self.task.begin_sums(self.facts, len(federation.clients), self.device)
         self._load(state)
@@ -155,19 +158,19 @@ class Sequential:
         return self.feeds[key]
 
 
-class _Batches:
+class Batches:
     """A plan's batches as tensors: what is random about them is drawn for the whole round at once."""
 
     def __init__(self, engine: Sequential, plan: Plan):
         federation = engine.population.train
-        self.engine = engine
-        self.starts = plan.start_of_batch.tolist()
-        self.ids = engine.feed(federation).ids(torch.from_numpy(plan.examples))
-        self.sizes = torch.from_numpy(plan.sizes.astype(np.float32)).to(engine.device)
+        self.plan, self.starts = plan, plan.start_of_batch.tolist()
+        self.ids = engine.feed(federation).ids(plan.examples)
+        self.sizes = upload(plan.sizes.astype(np.float32), engine.device)
         self.trained = np.diff(plan.start_of_batch[plan.batch_of_slot])
         draws = Draws.of(plan, engine.task, federation, engine.seed)
-        self.uniform, self.weights = self._tensor(draws.uniform), self._tensor(draws.weights)
-        self.keys = self._tensor(draws.keys) if engine.has_dropout else None
+        self.uniform = None if draws.uniform is None else upload(draws.uniform, engine.device)
+        self.weights = None if draws.weights is None else upload(draws.weights, engine.device)
+        self.keys = upload(draws.keys, engine.device) if engine.has_dropout else None
 
     def __getitem__(self, number: int) -> Batch:
         place = slice(self.starts[number], self.starts[number + 1])
@@ -177,6 +180,3 @@ class _Batches:
             uniform=None if self.uniform is None else self.uniform[place],
             weights=None if self.weights is None else self.weights[place],
         )
-
-    def _tensor(self, values: NDArray[np.generic] | None) -> Tensor | None:
-        return None if values is None else torch.from_numpy(values).to(self.engine.device)

@@ -1,0 +1,115 @@
+"""The GPU's kernels against PyTorch's own operations; without a GPU, Triton's interpreter runs them."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedlens.engines.channel_kernels import channel_sums, group_norm, group_norm_gradient, lane_sums
+from fedlens.engines.lane_kernels import Geometry, Tile, convolve, input_gradient, weight_gradient
+from fedlens.engines.pool_kernels import max_pool, max_pool_gradient
+from fedlens.engines.row_kernels import clear_rows_
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def inner(images):
+    """Channels innermost."""
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+# lanes, images a lane, inputs, outputs, kernel, stride, padding, dilation, size
+CONVOLUTIONS = [
+    (2, 3, 3, 8, 5, 1, 2, 1, 9),
+    (3, 2, 16, 20, 3, 1, 1, 1, 8),
+    (2, 2, 16, 8, 3, 2, 1, 1, 9),
+    (2, 1, 3, 16, 7, 2, 3, 1, 15),
+    (2, 2, 32, 16, 1, 2, 0, 1, 7),
+    (1, 2, 16, 16, 3, 1, 2, 2, 8),
+    (2, 1, 17, 33, 3, 1, 0, 1, 6),
+    (2, 5, 48, 10, 1, 1, 0, 1, 1),
+]
+
+
+@pytest.mark.parametrize("shape", CONVOLUTIONS, ids=str)
+def test_convolutions_with_a_weight_for_each_lane(shape):
+    lanes, batch, inputs, outputs, taps, stride, padding, dilation, size = shape
+    geometry = Geometry(stride, (padding, padding), dilation)
+    x = inner(normal(lanes * batch, inputs, size, size)).requires_grad_()
+    w = normal(lanes, outputs, taps, taps, inputs, seed=1).permute(0, 1, 4, 2, 3).requires_grad_()
+    bias = normal(lanes, outputs, seed=2)
+    parts = zip(x.split(batch), w, bias, strict=True)
+    expected = torch.cat([F.conv2d(one, own, add, stride, padding, dilation) for one, own, add in parts])
+    torch.testing.assert_close(convolve(x.detach(), w.detach(), bias, geometry), expected, **CLOSE)
+    g = inner(normal(*expected.shape, seed=3))
+    of_x, of_w = torch.autograd.grad(expected, (x, w), g)
+    torch.testing.assert_close(input_gradient(g, w.detach(), (size, size), geometry), of_x, **CLOSE)
+    for tile in (None, Tile(16, 16, 16, 4, 1)):  # the small one cuts long sums into parts
+        found = torch.full_like(of_w, float("nan"))
+        weight_gradient(x.detach(), g, found, geometry, tile)
+        torch.testing.assert_close(found, of_w, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("lanes", [None, 1, 2])
+@pytest.mark.parametrize(("channels", "groups", "size"), [(8, 2, 5), (24, 3, 4), (64, 32, 7), (16, 16, 30), (20, 1, 1)])
+def test_group_norm(channels, groups, size, lanes):
+    x = inner(1 + normal(4, channels, size, size)).requires_grad_()
+    weight, bias = (None, None) if lanes is None else (normal(lanes, channels, seed=1), normal(lanes, channels, seed=2))
+    y, mean, deviation = group_norm(x.detach(), weight, bias, groups, 1e-5)
+    expected = F.group_norm(x, groups)
+    if lanes is not None:
+        weight.requires_grad_(), bias.requires_grad_()
+        expected = expected.unflatten(0, (lanes, -1)) * weight[:, None, :, None, None] + bias[:, None, :, None, None]
+        expected = expected.flatten(0, 1)
+    torch.testing.assert_close(y, expected, **CLOSE)
+    g = inner(normal(*x.shape, seed=3))
+    gradients = torch.autograd.grad(expected, (x,) if lanes is None else (x, weight, bias), g)
+    own = None if weight is None else weight.detach()
+    dx, total, product = group_norm_gradient(g, x.detach(), own, mean, deviation)
+    torch.testing.assert_close(dx, gradients[0], **CLOSE)
+    for table, gradient in zip((product, total), gradients[1:], strict=False):
+        torch.testing.assert_close(lane_sums(table, torch.empty_like(gradient)), gradient, **CLOSE)
+
+
+def test_sums_of_lanes_go_into_rows_that_lie_apart():
+    a, out = normal(6, 130), torch.zeros(3, 200, device=DEVICE)
+    lane_sums(a, out[:, 10:140])
+    torch.testing.assert_close(out[:, 10:140], a.view(3, 2, 130).sum(1), **CLOSE)
+    assert out[:, :10].eq(0).all()
+    assert out[:, 140:].eq(0).all()
+    images = inner(normal(6, 5, 30, 30))
+    torch.testing.assert_close(channel_sums(images, 3), images.view(3, 2, 5, 900).sum((1, 3)), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("taps", "stride", "padding", "size"), [(2, 2, 0, 8), (3, 2, 1, 9), (3, 1, 1, 5), (2, 2, 0, 5), (3, 3, 0, 10)]
+)
+def test_max_pooling(taps, stride, padding, size):
+    x = inner(normal(3, 5, size, size).mul(2).round()).requires_grad_()  # with ties
+    expected = F.max_pool2d(x, taps, stride, padding)
+    y, which = max_pool(x.detach(), taps, stride, padding)
+    assert torch.equal(y, expected)
+    g = inner(normal(*expected.shape, seed=1))
+    (of_x,) = torch.autograd.grad(expected, x, g)
+    torch.testing.assert_close(max_pool_gradient(g, which, (size, size), taps, stride, padding), of_x)
+
+
+def test_what_is_not_a_number_is_the_largest():
+    x = inner(normal(1, 1, 4, 4))
+    x[0, 0, 1, 0] = float("nan")
+    y, _ = max_pool(x, 2, 2, 0)
+    torch.testing.assert_close(y, F.max_pool2d(x, 2, 2), equal_nan=True)
+
+
+def test_bad_rows_become_zero_and_good_ones_stay():
+    matrix = normal(4, 10_000)
+    matrix[1, 3], matrix[2] = float("nan"), float("inf")
+    expected = matrix.clone()
+    expected[1:3] = 0
+    padded = torch.nn.functional.pad(matrix, (0, 48))
+    found = clear_rows_(padded[:, :10_000], torch.tensor([False, True, True, False], device=DEVICE))
+    assert torch.equal(found, expected)
