@@ -44,7 +44,9 @@ def test_convolutions_with_a_weight_for_each_lane(shape):
     bias = normal(lanes, outputs, seed=2)
     parts = zip(x.split(batch), w, bias, strict=True)
     expected = torch.cat([F.conv2d(one, own, add, stride, padding, dilation) for one, own, add in parts])
-    torch.testing.assert_close(convolve(x.detach(), w.detach(), bias, geometry), expected, **CLOSE)
+    y = convolve(x.detach(), w.detach(), bias, geometry)
+    torch.testing.assert_close(y, expected, **CLOSE)
+    assert not y._is_view()  # or autograd forbids to change it in place
     g = inner(normal(*expected.shape, seed=3))
     of_x, of_w = torch.autograd.grad(expected, (x, w), g)
     torch.testing.assert_close(input_gradient(g, w.detach(), (size, size), geometry), of_x, **CLOSE)
@@ -93,6 +95,7 @@ def test_max_pooling(taps, stride, padding, size):
     expected = F.max_pool2d(x, taps, stride, padding)
     y, which = max_pool(x.detach(), taps, stride, padding)
     assert torch.equal(y, expected)
+    assert not y._is_view()
     g = inner(normal(*expected.shape, seed=1))
     (of_x,) = torch.autograd.grad(expected, x, g)
     torch.testing.assert_close(max_pool_gradient(g, which, (size, size), taps, stride, padding), of_x)

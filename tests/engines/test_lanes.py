@@ -21,13 +21,6 @@ WIDE = Limits(slots=10_000, lanes=10_000, overhead=10_000)  # all lanes of a ste
 RANDOM = {"train_transforms": ({"name": "horizontal_flip"}, {"name": "random_crop", "size": 28, "padding": 2})}
 
 
-@pytest.fixture(autouse=True)
-def _full_precision():
-    """A GPU would multiply with ten bits, which hides what is compared here."""
-    with torch.backends.cudnn.flags(allow_tf32=False):
-        yield
-
-
 def convolutional(*inside):
     with torch.random.fork_rng():
         torch.manual_seed(2)
@@ -255,3 +248,13 @@ def test_the_networks_of_the_papers(name, pictures):
     for client in (0, 1):
         error = (found[client]["vector"] - expected[client]["vector"]).norm() / expected[client]["vector"].norm()
         assert error < 1e-3, error
+
+
+@pytest.mark.parametrize("limits", [NARROW, WIDE], ids=["narrow", "wide"])
+def test_the_kernels_fit_together(population, monkeypatch, limits):
+    """Also without a GPU, where Triton's interpreter runs them."""
+    monkeypatch.setattr("fedlens.engines.lane_functions.by_kernels", lambda x: True)
+    pooled = [nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1), nn.ReLU(inplace=True)]
+    model = convolutional(*pooled, nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(inplace=True), nn.GroupNorm(4, 16), nn.Upsample(9))
+    model[-1] = nn.Linear(144, 10)
+    compare(model, population, limits=limits, work=Epochs(batch_size=16, epochs=2))

@@ -245,7 +245,8 @@ def _gradient_tile(outputs: int, columns: int, rows: int) -> Tile:
 
 
 def _images(like: Tensor, channels: int, height: int, width: int) -> Tensor:
-    return like.new_empty((len(like), height, width, channels)).permute(0, 3, 1, 2)
+    shape = len(like), channels, height, width
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
 
 
 def _block(size: int, most: int) -> int:

@@ -18,6 +18,7 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedlens.engines import lane_functions
 from fedlens.engines.lane_functions import (
     Convolution,
     GroupedConvolution,
@@ -48,7 +49,7 @@ class LaneConv2d(nn.Conv2d):
     def kernel_geometry(self, x: Tensor) -> Any:
         """What our kernels need to know of this convolution; None where they do not apply."""
         square = len({*self.stride}) == len({*self.dilation}) == 1 and (self.stride[0] == 1 or self.dilation[0] == 1)
-        if not x.is_cuda or self.groups > 1 or not square:
+        if not lane_functions.by_kernels(x) or self.groups > 1 or not square:
             return None
         from fedlens.engines.lane_kernels import Geometry
 
@@ -73,7 +74,7 @@ class LaneLinear(nn.Linear):
 
 class LaneGroupNorm(nn.GroupNorm):
     def forward(self, x: Tensor) -> Tensor:
-        if x.is_cuda and x.ndim == 4:
+        if lane_functions.by_kernels(x) and x.ndim == 4:
             weight, bias = (v if v is None or v.ndim == 2 else v[None] for v in (self.weight, self.bias))
             if (weight is None) == (bias is None) and (weight is None or len(weight) == len(bias)):
                 into = tuple(None if v is None or v.ndim == 1 else destination(v) for v in (self.weight, self.bias))
@@ -88,7 +89,7 @@ class LaneMaxPool2d(nn.MaxPool2d):
     def forward(self, x: Tensor) -> Any:
         sizes = [(value, value) if isinstance(value, int) else value for value in (self.kernel_size, self.stride, self.padding)]
         plain = not self.ceil_mode and not self.return_indices and self.dilation == 1 and all(a == b for a, b in sizes)
-        if x.is_cuda and x.ndim == 4 and plain:
+        if lane_functions.by_kernels(x) and x.ndim == 4 and plain:
             return MaxPool.apply(x, *(size[0] for size in sizes))
         return super().forward(x)
 

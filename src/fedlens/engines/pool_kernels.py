@@ -5,6 +5,8 @@ y[n, i, c] = max_j x[n, i · stride − padding + j, c];   the gradient goes to 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -58,8 +60,8 @@ def max_pool(x: Tensor, taps: int, stride: int, padding: int) -> tuple[Tensor, T
     """x [N, C, H, W], channels innermost → y, and for each of its numbers the tap it came from."""
     images, channels, height, width = x.shape
     high, wide = ((size + 2 * padding - taps) // stride + 1 for size in (height, width))
-    y = x.new_empty((images, high, wide, channels)).permute(0, 3, 1, 2)
-    which = torch.empty_like(y, dtype=torch.uint8)
+    shape: Any = {"size": (images, channels, high, wide), "device": x.device, "memory_format": torch.channels_last}
+    y, which = torch.empty(dtype=x.dtype, **shape), torch.empty(dtype=torch.uint8, **shape)
     pixels, (tall, across) = images * high * wide, _tile(channels)
     pool[(triton.cdiv(pixels, tall), triton.cdiv(channels, across))](
         x, y, which, pixels, height, width, high, wide, channels, STRIDE=stride, PADDING=padding, TAPS=taps, BP=tall, BC=across
@@ -70,7 +72,7 @@ def max_pool(x: Tensor, taps: int, stride: int, padding: int) -> tuple[Tensor, T
 def max_pool_gradient(g: Tensor, which: Tensor, size: tuple[int, int], taps: int, stride: int, padding: int) -> Tensor:
     """The gradient of images of a size."""
     (images, channels, high, wide), (height, width) = g.shape, size
-    dx = g.new_empty((images, height, width, channels)).permute(0, 3, 1, 2)
+    dx = torch.empty((images, channels, height, width), dtype=g.dtype, device=g.device, memory_format=torch.channels_last)
     pixels, (tall, across) = images * height * width, _tile(channels)
     pool_gradient[(triton.cdiv(pixels, tall), triton.cdiv(channels, across))](
         g, which, dx, pixels, height, width, high, wide, channels, STRIDE=stride, PADDING=padding, TAPS=taps, BP=tall, BC=across
