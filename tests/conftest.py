@@ -50,5 +50,5 @@ def quiet() -> Console:
 @pytest.fixture(autouse=True)
 def _full_precision():
     """A GPU would multiply with ten bits, which hides what is compared."""
-    with torch.backends.cudnn.flags(allow_tf32=False):
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         yield

@@ -4,10 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedlens.algorithms.local_rules import SGD, Context
 from fedlens.engines.channel_kernels import channel_sums, group_norm, group_norm_gradient, lane_sums
 from fedlens.engines.lane_kernels import Geometry, Tile, convolve, input_gradient, weight_gradient
 from fedlens.engines.pool_kernels import max_pool, max_pool_gradient
-from fedlens.engines.row_kernels import clear_rows_
+from fedlens.engines.row_kernels import clear_rows_, descend_
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
@@ -116,3 +117,18 @@ def test_bad_rows_become_zero_and_good_ones_stay():
     padded = torch.nn.functional.pad(matrix, (0, 48))
     found = clear_rows_(padded[:, :10_000], torch.tensor([False, True, True, False], device=DEVICE))
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(("decay", "momentum", "nesterov"), [(0, 0, False), (0.01, 0, False), (0.01, 0.9, False), (0, 0.9, True)])
+@pytest.mark.parametrize("first", [False, True])
+def test_a_step_in_one_pass_is_the_rule_s(decay, momentum, nesterov, first):
+    rule = SGD(momentum=momentum, nesterov=nesterov, weight_decay=decay)
+    w, g, v = normal(3, 5000), normal(3, 5000, seed=1).to(torch.bfloat16), normal(3, 5000, seed=2)
+    start = normal(5000, seed=3).expand(3, -1) if first else w
+    expected, vectors = start.clone(), {"momentum": v.clone()}
+    rule.step(expected, g, vectors, Context(start[0], 0.1))
+    copy = torch.zeros(3, 6000, dtype=torch.bfloat16, device=DEVICE)[:, 500:5500]
+    descend_(start, w, g, v if momentum else None, copy, 0.1, decay, momentum, nesterov)
+    torch.testing.assert_close(w, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(v, vectors["momentum"], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(copy, w.to(torch.bfloat16))

@@ -18,6 +18,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 EVERYONE = np.arange(6)
 NARROW = Limits(slots=8, lanes=2, overhead=0)
 WIDE = Limits(slots=10_000, lanes=10_000, overhead=10_000)  # all lanes of a step in one launch
+TAIL = Limits(slots=10_000, lanes=10_000, overhead=0, narrow=10)  # the longest two lanes apart
 RANDOM = {"train_transforms": ({"name": "horizontal_flip"}, {"name": "random_crop", "size": 28, "padding": 2})}
 
 
@@ -96,7 +97,7 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("limits", [NARROW, WIDE], ids=["narrow", "wide"])
+@pytest.mark.parametrize("limits", [NARROW, WIDE, TAIL], ids=["narrow", "wide", "tail"])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_every_layer_is_computed_as_one_client_alone_would(population, kind, limits):
     compare(convolutional(*LAYERS[kind]), population, limits=limits)
@@ -180,24 +181,24 @@ def test_waves_give_what_one_sweep_gives(population, monkeypatch):
 
 def test_out_of_memory_starts_the_wave_again_with_smaller_launches(population, monkeypatch):
     reference, lanes = engines_for(convolutional(), population, limits=WIDE)
-    plan, state, step = plan_for(population, Epochs(batch_size=5)), reference.begin(), Lanes._step
+    plan, state, step = plan_for(population, Epochs(batch_size=5)), reference.begin(), Lanes._losses
     expected = updates_of(lanes, plan, state, SGD(momentum=0.5))
     most = [0]
 
-    def scarce(self, launch, *rest):
+    def scarce(self, stage, launch, *rest):
         if launch.width * launch.batch_size > 12:
             raise torch.OutOfMemoryError("there is no more")
         most[0] = max(most[0], launch.width * launch.batch_size)
-        step(self, launch, *rest)
+        return step(self, stage, launch, *rest)
 
-    monkeypatch.setattr(Lanes, "_step", scarce)
+    monkeypatch.setattr(Lanes, "_losses", scarce)
     assert_same(expected, updates_of(lanes, plan, state, SGD(momentum=0.5)))
     assert 6 < most[0] <= 12
 
     def none(self, *rest):
         raise torch.OutOfMemoryError("there is none")
 
-    monkeypatch.setattr(Lanes, "_step", none)
+    monkeypatch.setattr(Lanes, "_losses", none)
     with pytest.raises(MemoryError, match="single image of a single client"):
         list(lanes.run(lanes.prepare(plan, SGD()), state, SGD(), 0.1))
 
@@ -250,11 +251,12 @@ def test_the_networks_of_the_papers(name, pictures):
         assert error < 1e-3, error
 
 
-@pytest.mark.parametrize("limits", [NARROW, WIDE], ids=["narrow", "wide"])
-def test_the_kernels_fit_together(population, monkeypatch, limits):
+@pytest.mark.parametrize("limits", [NARROW, WIDE, TAIL], ids=["narrow", "wide", "tail"])
+@pytest.mark.parametrize("rule", ["momentum", "nesterov, decay", "clipped"])
+def test_the_kernels_fit_together(population, monkeypatch, limits, rule):
     """Also without a GPU, where Triton's interpreter runs them."""
     monkeypatch.setattr("fedlens.engines.lane_functions.by_kernels", lambda x: True)
     pooled = [nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1), nn.ReLU(inplace=True)]
     model = convolutional(*pooled, nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(inplace=True), nn.GroupNorm(4, 16), nn.Upsample(9))
     model[-1] = nn.Linear(144, 10)
-    compare(model, population, limits=limits, work=Epochs(batch_size=16, epochs=2))
+    compare(model, population, limits=limits, work=Epochs(batch_size=16, epochs=2), rule=RULES[rule])

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +28,7 @@ from fedlens.algorithms.local_work import Plan
 from fedlens.algorithms.updates import Updates
 from fedlens.data.feed import upload
 from fedlens.data.population import Federation, Indices
+from fedlens.engines import lane_functions
 from fedlens.engines.batches import Batch
 from fedlens.engines.captured import Captured
 from fedlens.engines.draws import Draws
@@ -59,12 +62,16 @@ class Lanes:
         pixels = 1 if image is None else int(np.prod(image.shape[1:3]))
         numbers = reference.parameters.size
         self.row = -(-numbers // ALIGNED) * ALIGNED
-        self.limits = limits or Limits(slots=max(16, PIXELS // pixels), lanes=max(1, NUMBERS // numbers))
+        self.limits = limits or self._limits(pixels)
         self.fill = 1.0
-        captured = reference.captured is not None and not len(reference.s) and not len(reference.c)
-        self.captured = Captured(self.device) if captured else None
-        self.weights = self.gradients = torch.empty(0, self.row, dtype=self.dtype, device=self.device)  # [lanes of a launch, P]
-        self.first = self.weights.new_empty(self.row)  # x
+        self.first = torch.empty(self.row, dtype=self.dtype, device=self.device)  # x
+        captures = reference.captured is not None and not len(reference.s) and not len(reference.c)
+        self.stages = {tail: Stage(self.first, captures) for tail in (False, True)}
+
+    def _limits(self, pixels: int) -> Limits:
+        slots = max(16, PIXELS // pixels)
+        narrow = slots // 4 if self.device.type == "cuda" else 0
+        return Limits(slots, max(1, NUMBERS // self.row), max(16, slots // 128), narrow)
 
     def begin(self) -> State:
         return self.reference.begin()
@@ -105,27 +112,30 @@ class Lanes:
                 if self.limits.slots == 1:
                     raise MemoryError("a single image of a single client does not fit the device: use a smaller model") from error
             self.limits = replace(self.limits, slots=self.limits.slots // 2, lanes=max(1, self.limits.lanes // 2))
-            self._make_room(0)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)  # nobody may still write to what is given back
+            for stage in self.stages.values():
+                stage.make_room(0)
             torch.cuda.empty_cache()
             wave = Wave.of(self, wave.plan)
 
-    def _make_room(self, lanes: int) -> None:
-        """Memory for the weights and gradients of a launch's lanes, at places that captured steps know."""
-        if lanes <= len(self.weights) and lanes:
-            return
-        if self.captured is not None:
-            self.captured.forget()
-        self.weights = self.gradients = self.weights.new_empty(0, self.row)  # let go of the old before asking for the new
-        self.weights, self.gradients = (self.weights.new_zeros(lanes, self.row) for _ in range(2))
-
     def _train(self, wave: Wave, state: State, rule: LocalRule, context: Context) -> Updates:
         launches, size = wave.packing.launches, self.reference.parameters.size
-        self._make_room(max((launch.width for launch in launches), default=1))
         self.fill = wave.packing.fill
-        rows = _Rows.begin(state, context.x, rule, wave.clients)
+        fused = lane_functions.by_kernels(context.x) and rule.is_plain(context)
+        rows = _Rows.begin(state, context.x, rule, wave.clients, written=wave.packing.working if fused else 0)
         self.first.copy_(context.x)
+        for tail, stage in self.stages.items():
+            stage.make_room(max((launch.width for launch in launches if launch.tail == tail), default=1))
+            stage.wait_for_others()
         for launch in launches:
-            self._step(launch, wave.batch(launch), rows.part(launch.lanes), rule, context)
+            stage = self.stages[launch.tail]
+            with stage.at_work():
+                part = rows.part(launch.lanes)
+                part.loss.add_(self._losses(stage, launch, wave.batch(launch), part))
+                self._move(stage, launch, part, rule, context, fused)
+        for stage in self.stages.values():
+            stage.let_others_wait()
         return Updates(
             clients=rows.clients,
             sizes=wave.sizes,
@@ -137,29 +147,38 @@ class Lanes:
             kept={name: rows.vectors[name][:, :size] for name in rule.kept},
         )
 
-    def _step(self, launch: Launch, batch: Batch, rows: _Rows, rule: LocalRule, context: Context) -> None:
-        """One step of the lanes of a launch."""
-        compute = partial(self._gradients, launch.width, launch.first, rows)
-        if not launch.first:
-            self.weights[: launch.width].copy_(rows.w)
-        if self.captured is None:
-            losses = compute(batch)
-        else:
-            losses = self.captured((launch.width, launch.batch_size, launch.first), compute, batch)
-        with torch.no_grad():
-            rule.step(rows.w, self.gradients[: launch.width], rows.vectors, context)
-            rows.loss.add_(losses)
+    def _losses(self, stage: Stage, launch: Launch, batch: Batch, rows: _Rows) -> Tensor:
+        """Fill the stage with the gradients of a launch's lanes; returns the sums of their examples' losses [w]."""
+        if not launch.first and not stage.holds(launch.lanes):
+            stage.weights[: launch.width].copy_(rows.w)
+        compute = partial(self._gradients, stage, launch.width, launch.first, rows)
+        return stage.run((launch.width, launch.batch_size, launch.first), compute, batch)
 
-    def _gradients(self, width: int, first: bool, rows: _Rows, batch: Batch) -> Tensor:
-        """Fill G with the gradients of the lanes' losses at their weights; returns the sums of their examples' losses [w].
+    @torch.no_grad()
+    def _move(self, stage: Stage, launch: Launch, rows: _Rows, rule: LocalRule, context: Context, fused: bool) -> None:
+        """The local rule on the rows of a launch; a fused one is one pass, which leaves the new weights on the stage too."""
+        gradients, weights = stage.gradients[: launch.width], stage.weights[: launch.width]
+        stage.held = launch.lanes if fused else None
+        if not fused:
+            rule.step(rows.w, gradients, rows.vectors, context)
+            return
+        from fedlens.engines.row_kernels import descend_
+
+        start = context.x.expand(launch.width, -1) if launch.first else rows.w
+        rate = float(context.learning_rate)
+        settings = rule.weight_decay, rule.momentum, rule.nesterov
+        descend_(start, rows.w, gradients, rows.vectors.get("momentum"), weights, rate, *settings)
+
+    def _gradients(self, stage: Stage, width: int, first: bool, rows: _Rows, batch: Batch) -> Tensor:
+        """What `_losses` computes on the stage, and what is captured of it.
 
         Before their first step all lanes hold x: one weight, expanded over lanes, which the layers make use of.
         """
         engine = self.reference
         assert batch.weights is not None
         assert batch.real is not None
-        weights = self._views(self.first.expand(width, -1) if first else self.weights[:width])
-        places = self._views(self.gradients[:width])
+        weights = self._views(self.first.expand(width, -1) if first else stage.weights[:width])
+        places = self._views(stage.gradients[:width])
         for name, weight in weights.items():
             weight.requires_grad_()
             weight.destination = places[name]  # type: ignore[attr-defined]
@@ -184,6 +203,49 @@ class Lanes:
         return layout.views(rows[:, : layout.size])
 
 
+class Stage:
+    """Where launches run, one after another: a stream, and memory for the weights and gradients of a launch's lanes.
+
+    That memory stays where it is, so that captured steps find it; rows are copied to it in the precision of the arithmetic.
+    """
+
+    def __init__(self, like: Tensor, captures: bool):
+        self.weights = self.gradients = like.new_empty(0, len(like))  # [lanes of a launch, P]
+        self.held: slice | None = None
+        self.stream = torch.cuda.Stream(like.device) if like.is_cuda else None
+        self.captured = Captured(like.device) if captures else None
+
+    def holds(self, lanes: slice) -> bool:
+        """Whether the weights of these lanes are the first on the stage already."""
+        return self.held is not None and self.held.start == lanes.start and self.held.stop >= lanes.stop
+
+    def make_room(self, lanes: int) -> None:
+        """For so many lanes; 0 lets go of all memory."""
+        self.held = None
+        if 0 < lanes <= len(self.weights):
+            return
+        if self.captured is not None:
+            self.captured.forget()
+        width = self.weights.shape[1]
+        self.weights = self.gradients = self.weights.new_empty(0, width)  # let go of the old before asking for the new
+        self.weights, self.gradients = (self.weights.new_zeros(lanes, width) for _ in range(2))
+
+    def run(self, shape: tuple[int, int, bool], compute: Callable[[Batch], Tensor], batch: Batch) -> Tensor:
+        return compute(batch) if self.captured is None else self.captured(shape, compute, batch)
+
+    def at_work(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+
+    def wait_for_others(self) -> None:
+        """Begin only when the stream from which this is called has done what it was given so far."""
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
+
+    def let_others_wait(self) -> None:
+        if self.stream is not None:
+            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+
+
 @dataclass(frozen=True)
 class _Rows:
     """What each lane holds: a row of every matrix, rows of P numbers padded to a whole multiple."""
@@ -196,14 +258,17 @@ class _Rows:
     loss: Tensor  # [m]
 
     @classmethod
-    def begin(cls, state: State, x: Tensor, rule: LocalRule, clients: Indices) -> _Rows:
+    def begin(cls, state: State, x: Tensor, rule: LocalRule, clients: Indices, written: int = 0) -> _Rows:
+        """All lanes at x; the first `written` need not hold it, because their first step reads it elsewhere."""
         m, size = len(clients), len(state.x)
         vectors = {name: x.new_zeros(m, len(x)) for name in rule.vectors}
         for name in rule.kept:
             earlier = {lane: state.kept[client] for lane, client in enumerate(clients.tolist()) if client in state.kept}
             if earlier:
                 vectors[name][list(earlier), :size] = torch.stack([kept[name] for kept in earlier.values()])
-        w, statistics, counters = (value.repeat(m, 1) for value in (x, state.statistics, state.counters))
+        statistics, counters = (value.repeat(m, 1) for value in (state.statistics, state.counters))
+        w = x.new_empty(m, len(x))
+        w[written:] = x
         return cls(clients, w, vectors, statistics, counters, x.new_zeros(m))
 
     def part(self, lanes: slice) -> _Rows:

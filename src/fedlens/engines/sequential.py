@@ -18,6 +18,7 @@ from fedlens.data.population import Federation, Population
 from fedlens.engines.batches import Batch
 from fedlens.engines.captured import Captured
 from fedlens.engines.draws import Draws
+from fedlens.engines.repeatable import repeatable_sums
 from fedlens.models.dropout import keyed_dropout_, keyed_layers, set_dropout_key
 from fedlens.state import State
 from fedlens.tasks import Facts, Sums, Task
@@ -111,7 +112,9 @@ class Sequential:
         with torch.no_grad():
             for part, groups in zip(ids.split(batch_size), group.split(batch_size), strict=True):
                 inputs, targets = self.task.prepare(feed.batch(part), self.facts, self.task.evaluation_transforms, None)
-                self.task.add(sums, self._outputs(inputs), targets, groups)
+                outputs = self._outputs(inputs)
+                with repeatable_sums():
+                    self.task.add(sums, outputs, targets, groups)
         self.model.train()
         return sums
 

@@ -60,6 +60,11 @@ class LocalRule(Part):
         """Which of them a client keeps until it takes part again."""
         return ("momentum",) if self.keep_momentum else ()
 
+    def is_plain(self, context: Context) -> bool:
+        """Whether a step is the equation above and no more, with one rate for all, so that an engine may fuse it into one pass."""
+        own = type(self).step is LocalRule.step and type(self).gradient is LocalRule.gradient
+        return own and self.clip_gradient_norm is None and not isinstance(context.learning_rate, Tensor)
+
     def gradient(self, g: Tensor, w: Tensor, context: Context) -> Tensor:
         """Hook: bend the (clipped) gradient before the step."""
         return g

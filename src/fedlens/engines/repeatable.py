@@ -1,0 +1,31 @@
+"""The same bits every time on one GPU: leave out the library algorithms that add up in whatever order threads arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def repeatable_convolutions() -> Iterator[None]:
+    """Within, cuDNN chooses among its deterministic algorithms, and by rule instead of by the clock."""
+    library = torch.backends.cudnn
+    before = library.deterministic, library.benchmark
+    library.deterministic, library.benchmark = True, False
+    try:
+        yield
+    finally:
+        library.deterministic, library.benchmark = before
+
+
+@contextmanager
+def repeatable_sums() -> Iterator[None]:
+    """Within, adding into rows by index happens in order."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
