@@ -9,7 +9,6 @@ innermost, and a block of threads computes a tile of one lane's product. A linea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -33,13 +32,12 @@ WALK = [
     "padding_h",
     "padding_w",
 ]
-FEW = 8  # channels: with fewer, windows are gathered first
 PROGRAMS = 1024  # blocks of threads that keep a large GPU busy: a constant, so that no machine changes the order of a sum
 
 
 @triton.jit(do_not_specialize=["rows", "H", "W", "RH", "RW", "OH", "OW", *WALK])
 def correlate(
-    x, w, bias, y, rows, H, W, C, CW, O, RH, RW, OH, OW,  # the images have C channels, the weight CW of them
+    x, w, bias, y, rows, H, W, C, O, RH, RW, OH, OW,
     bias_lane, w_lane, w_out, w_in, w_h, w_w,  # strides of the weight
     stride, base_h, base_w,  # input position = i · stride + base + j · STEP
     tap_h, tap_w, taps_h, taps_w,  # weight position = tap + j · TAP_STEP, for j < taps
@@ -83,7 +81,7 @@ def correlate(
             ok = inner[:, None] & (c < C)[None, :]
             a = tl.load(x_lane + (x_image + (h * W + v) * C)[:, None] + c[None, :], mask=ok, other=0.0)
             place = (tap_h + j_h * TAP_STEP) * w_h + (tap_w + j_w * TAP_STEP) * w_w
-            ok = (c < CW)[:, None] & ok_n[None, :]
+            ok = (c < C)[:, None] & ok_n[None, :]
             b = tl.load(w_lane_place + place + c[:, None] * w_in + n[None, :] * w_out, mask=ok, other=0.0)
             total = tl.dot(a, b, total, input_precision=PRECISION)
     if BIAS:
@@ -94,7 +92,7 @@ def correlate(
 
 @triton.jit(do_not_specialize=["rows", "part", "parts", "H", "W", "RH", "RW", "KH", "KW", *WALK])
 def correlate_gradient(
-    x, g, dw, rows, part, parts, H, W, C, CW, O, RH, RW, KH, KW,
+    x, g, dw, rows, part, parts, H, W, C, O, RH, RW, KH, KW,
     stride, padding_h, padding_w, dilation,
     w_part, w_lane, w_out, w_in, w_h, w_w,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr, FLAT: tl.constexpr,
@@ -138,24 +136,7 @@ def correlate_gradient(
             b = tl.load(x_lane + pixel[:, None] * C + c[None, :], mask=ok[:, None] & ok_n[None, :], other=0.0)
         total = tl.dot(a, b, total, input_precision=PRECISION)
     place = turn * w_part + lane * w_lane + o[:, None] * w_out + offset[None, :]
-    tl.store(dw + place, total.to(dw.dtype.element_ty), mask=ok_o[:, None] & (ok_n & (c < CW))[None, :])
-
-
-@triton.jit(do_not_specialize=["rows", "H", "W", "OH", "OW", "KH", "KW", *WALK])
-def gather_windows(
-    x, out, rows, H, W, C, OH, OW, KH, KW, stride, padding_h, padding_w, dilation, extent,
-    BM: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """A tile of rows: of each output's window all numbers, tap after tap, and zeros up to `extent`."""
-    m = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
-    k = tl.program_id(1) * BK + tl.arange(0, BK)
-    image, inside = m // (OH * OW), (m % (OH * OW)).to(tl.int32)
-    c, tap = k % C, k // C
-    h = (inside // OW * stride - padding_h)[:, None] + (tap // KW * dilation)[None, :]
-    v = (inside % OW * stride - padding_w)[:, None] + (tap % KW * dilation)[None, :]
-    ok = (h >= 0) & (h < H) & (v >= 0) & (v < W) & (m < rows)[:, None] & (tap < KH * KW)[None, :]
-    value = tl.load(x + (image * (H * W * C))[:, None] + ((h * W + v) * C + c[None, :]), mask=ok, other=0.0)
-    tl.store(out + m[:, None] * extent + k[None, :], value, mask=(m < rows)[:, None] & (k < extent)[None, :])
+    tl.store(dw + place, total.to(dw.dtype.element_ty), mask=ok_o[:, None] & ok_n[None, :])
 
 
 @dataclass(frozen=True)
@@ -175,9 +156,6 @@ class Geometry:
         return height, width
 
 
-POINT = ((1, 1), 1, (0, 0), 1, (0, 0), 1, (1, 1), 1, (0, 0))  # the walk of a convolution over rows: none
-
-
 @dataclass(frozen=True)
 class Tile:
     """What one block of threads computes, and with how many of them."""
@@ -194,13 +172,9 @@ def convolve(x: Tensor, w: Tensor, bias: Tensor | None, geometry: Geometry, tile
     (lanes, outputs, _, *taps), (_, _, *size) = w.shape, x.shape
     height, width = geometry.outputs(x.shape, w.shape)
     y = _images(x, outputs, height, width)
-    if x.shape[1] < FEW:
-        windows = _windows(x, taps, (height, width), geometry)
-        _correlate(windows, w, bias, y, (1, 1), lanes, (1, 1), (*w.stride()[:2], 1, 0, 0), POINT)
-        return y
     base = -geometry.padding[0], -geometry.padding[1]
     walk = (height, width), geometry.stride, base, geometry.dilation, (0, 0), 1, tuple(taps), 1, (0, 0)
-    _correlate(x, w, bias, y, (height, width), lanes, size, w.stride(), walk, tile)
+    _correlate(x, w, bias, y, lanes, size, w.stride(), walk, tile)
     return y
 
 
@@ -218,22 +192,16 @@ def input_gradient(g: Tensor, w: Tensor, size: tuple[int, int], geometry: Geomet
         extent = [-(-(s - r) // stride) for s, r in zip(size, residue, strict=True)]
         count = [max(0, -(-(k - f) // stride)) for k, f in zip(taps, first, strict=True)]
         walk = extent, 1, base, step, first, stride, count, stride, residue
-        _correlate(g, w, None, dx, size, lanes, g.shape[2:], (w_lane, w_in, w_out, w_h, w_w), walk, tile)
+        _correlate(g, w, None, dx, lanes, g.shape[2:], (w_lane, w_in, w_out, w_h, w_w), walk, tile)
     return dx
 
 
 def weight_gradient(x: Tensor, g: Tensor, dw: Tensor, geometry: Geometry, tile: Tile | None = None) -> None:
     """Write the gradient of the weight into dw [L, O, C, KH, KW], of any strides."""
     lanes, outputs, inputs, *taps = dw.shape
-    extent, places = inputs * taps[0] * taps[1], g.shape[2:]
-    if inputs < FEW and extent > inputs and dw.stride()[2:] == (1, taps[1] * inputs, inputs):
-        windows = _windows(x, taps, places, geometry)
-        line = dw.as_strided((lanes, outputs, extent, 1, 1), (*dw.stride()[:2], 1, 1, 1))
-        weight_gradient(windows, g.permute(0, 2, 3, 1).reshape(-1, outputs, 1, 1), line, Geometry(), tile)
-        return
     rows = len(x) // lanes * g.shape[2] * g.shape[3]
     flat = inputs < 32
-    columns = extent if flat else inputs
+    columns = inputs * taps[0] * taps[1] if flat else inputs
     tile = tile or _gradient_tile(outputs, columns, rows)
     across = triton.cdiv(columns, tile.columns) * (1 if flat else taps[0] * taps[1])
     down = triton.cdiv(outputs, tile.rows)
@@ -244,7 +212,7 @@ def weight_gradient(x: Tensor, g: Tensor, dw: Tensor, geometry: Geometry, tile: 
     target = dw if parts == 1 else dw.new_empty((parts, *dw.shape), dtype=torch.float32)
     strides = (0, *dw.stride()) if parts == 1 else target.stride()
     correlate_gradient[(across, down, lanes * parts)](
-        x, g, target, rows, part, parts, *x.shape[2:], x.shape[1], inputs, outputs, *g.shape[2:], *taps,
+        x, g, target, rows, part, parts, *x.shape[2:], inputs, outputs, *g.shape[2:], *taps,
         geometry.stride, *geometry.padding, geometry.dilation, *strides,
         BM=tile.rows, BN=tile.columns, BK=tile.depth, PRECISION=_precision(x), FLAT=flat,
         num_warps=tile.warps, num_stages=tile.stages,
@@ -253,26 +221,13 @@ def weight_gradient(x: Tensor, g: Tensor, dw: Tensor, geometry: Geometry, tile: 
         torch.sum(target, 0, out=dw) if dw.dtype == target.dtype else dw.copy_(target.sum(0))
 
 
-def _windows(x: Tensor, taps: Sequence[int], places: tuple[int, int] | torch.Size, geometry: Geometry) -> Tensor:
-    """The window of each output as a row [N · OH · OW, K], K = C · KH · KW made a multiple of 16: a few channels' numbers
-    lie too far apart for kernels to read them well, window by window and for each tile anew."""
-    rows, extent = len(x) * places[0] * places[1], -(-x.shape[1] * taps[0] * taps[1] // 16) * 16
-    out = x.new_empty(rows, extent, 1, 1)
-    gather_windows[(triton.cdiv(rows, 32), triton.cdiv(extent, 64))](
-        x, out, rows, *x.shape[2:], x.shape[1], *places, *taps, geometry.stride, *geometry.padding, geometry.dilation, extent,
-        BM=32, BK=64, num_warps=4,
-    )  # fmt: skip
-    return out
-
-
-def _correlate(x, w, bias, y, places, lanes, size, strides, walk, tile=None):
+def _correlate(x, w, bias, y, lanes, size, strides, walk, tile):
     (extent, stride, base, step, tap, tap_step, taps, out_stride, out) = walk
     rows, inputs, outputs = len(x) // lanes * extent[0] * extent[1], x.shape[1], y.shape[1]
-    wide = w.shape[2] * w.shape[3] * w.shape[4] if walk is POINT else inputs
     flat = inputs % 16 != 0
     tile = tile or Tile(_block(rows, 128), _block(outputs, 128), 32 if flat else _block(inputs, 64), 4 if outputs <= 64 else 8, 3)
     correlate[(triton.cdiv(rows, tile.rows), triton.cdiv(outputs, tile.columns), lanes)](
-        x, w, w if bias is None else bias, y, rows, *size, inputs, wide, outputs, *extent, *places,
+        x, w, w if bias is None else bias, y, rows, *size, inputs, outputs, *extent, *y.shape[2:],
         0 if bias is None else bias.stride(0), *strides,
         stride, *base, *tap, *taps, out_stride, *out,
         STEP=step, TAP_STEP=tap_step, FLAT=flat, BIAS=bias is not None,
@@ -284,9 +239,9 @@ def _correlate(x, w, bias, y, places, lanes, size, strides, walk, tile=None):
 def _gradient_tile(outputs: int, columns: int, rows: int) -> Tile:
     """As measured on an H200: large tiles where the weight is large, deep sums nowhere."""
     depth = _block(rows, 64)
-    if outputs >= 512 and columns >= 128:
+    if outputs >= 256 and columns >= 128:
         return Tile(128, 128, depth, 8, 3)
-    return Tile(_block(outputs, 128 if outputs >= 128 else 64), _block(columns, 64), depth, 4, 3)
+    return Tile(_block(outputs, 64), _block(columns, 128 if outputs >= 128 and columns >= 128 else 64), depth, 4, 3)
 
 
 def _images(like: Tensor, channels: int, height: int, width: int) -> Tensor:
