@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from fedlens.algorithms.local_rules import SGD, Context
 from fedlens.engines.channel_kernels import channel_sums, group_norm, group_norm_gradient, lane_sums
-from fedlens.engines.lane_kernels import Geometry, Tile, convolve, input_gradient, weight_gradient
+from fedlens.engines.lane_kernels import Geometry, Tile, convolve, in_fours, input_gradient, weight_gradient
 from fedlens.engines.pool_kernels import max_pool, max_pool_gradient
 from fedlens.engines.row_kernels import clear_rows_, descend_
 
@@ -45,7 +45,9 @@ def test_convolutions_with_a_weight_for_each_lane(shape):
     bias = normal(lanes, outputs, seed=2)
     parts = zip(x.split(batch), w, bias, strict=True)
     expected = torch.cat([F.conv2d(one, own, add, stride, padding, dilation) for one, own, add in parts])
-    y = convolve(x.detach(), w.detach(), bias, geometry)
+    wide = in_fours(x.detach())
+    assert wide.shape[1] % 4 == 0
+    y = convolve(wide, w.detach(), bias, geometry)
     torch.testing.assert_close(y, expected, **CLOSE)
     assert not y._is_view()  # or autograd forbids to change it in place
     g = inner(normal(*expected.shape, seed=3))
@@ -53,7 +55,7 @@ def test_convolutions_with_a_weight_for_each_lane(shape):
     torch.testing.assert_close(input_gradient(g, w.detach(), (size, size), geometry), of_x, **CLOSE)
     for tile in (None, Tile(16, 16, 16, 4, 1)):  # the small one cuts long sums into parts
         found = torch.full_like(of_w, float("nan"))
-        weight_gradient(x.detach(), g, found, geometry, tile)
+        weight_gradient(wide, g, found, geometry, tile)
         torch.testing.assert_close(found, of_w, rtol=1e-3, atol=1e-3)
 
 

@@ -14,8 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-FEW = 8  # with fewer input channels, ours are faster than the library's
-
 
 def by_kernels(x: Tensor) -> bool:
     """Whether our own kernels compute what follows from x."""
@@ -64,12 +62,12 @@ class Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, geometry: Any, into: Tensor | None) -> Tensor:
-        from fedlens.engines.lane_kernels import convolve
+        from fedlens.engines.lane_kernels import convolve, in_fours
 
-        x = x.contiguous(memory_format=torch.channels_last)
+        x = in_fours(x)
         ctx.save_for_backward(x, w)
         ctx.geometry, ctx.into = geometry, into
-        if shared(w) and w.shape[2] >= FEW:
+        if shared(w) and w.shape[2] == x.shape[1]:  # with fewer channels, ours are faster than the library's
             return F.conv2d(x, w[0], None if bias is None else bias[0], geometry.stride, geometry.padding, geometry.dilation)
         return convolve(x, w, bias, geometry)
 
@@ -83,7 +81,7 @@ class Convolution(torch.autograd.Function):
         dx = dw = db = None
         if ctx.needs_input_grad[0] and shared(w):
             rest = [geometry.stride] * 2, geometry.padding, [geometry.dilation] * 2, False, (0, 0), 1, (True, False, False)
-            dx = torch.ops.aten.convolution_backward(g, x, w[0], None, *rest)[0]
+            dx = torch.ops.aten.convolution_backward(g, x[:, : w.shape[2]], w[0], None, *rest)[0]
         elif ctx.needs_input_grad[0]:
             dx = input_gradient(g, w, tuple(x.shape[2:]), geometry)
         if ctx.needs_input_grad[1]:
