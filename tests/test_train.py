@@ -109,6 +109,21 @@ def test_a_round_in_which_every_update_is_bad_leaves_the_model_and_goes_on(run, 
     assert (result.history[0]["admitted"], result.history[0]["empty"], result.history[0]["train/loss"]) == (0, 1, None)
 
 
+def test_buffers_that_nobody_changes_come_back_as_they_were(run):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+    given = {
+        "mean": torch.tensor([0.485, 0.456, 0.406]),
+        "mask": torch.tensor([0.0, -np.inf]),
+        "offsets": torch.tensor([-1, 3, -7]),
+    }
+    for name, value in given.items():
+        model.register_buffer(name, value)
+    result = run(model=model, sampler="all", cohort_size=6)
+    assert result.summary["rejected"] == 0
+    for name, value in given.items():
+        assert torch.equal(result.model.get_buffer(name), value)
+
+
 def test_an_empty_cohort_is_a_void_round(run, linear):
     result = run(sampler="poisson", cohort_size=1, rounds=12)
     empty = [row for row in result.history if row["cohort"] == 0]
