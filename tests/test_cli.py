@@ -79,6 +79,7 @@ def test_a_recipe_file_that_show_printed_gives_the_same_run(tmp_path):
         (["run", "quickstart", "model.pretrained=/nowhere.pth"], 2, "no weights file '/nowhere.pth'"),
         (["run", "quickstart", "--device", "cuda:77"], 2, "cuda:77"),
         (["show", "quickstart", "rounds"], 2, "dotted.key=value"),
+        (["run", "quickstart", "name=../up"], 2, "can name a folder"),
         (["run", *SMALL, "--out", "/dev/null"], 3, "cannot be used as a run's folder"),
         (["resume", "/nowhere"], 3, "holds no run"),
         (["run"], 2, "Missing argument"),
@@ -91,6 +92,18 @@ def test_mistakes_are_one_line_and_a_meaningful_code(arguments, code, message, m
     assert result.exit_code == code
     assert message in result.stderr.replace("\n", " ")
     assert "Traceback" not in result.output
+
+
+def test_an_argument_that_is_no_text_is_refused_before_anything_else():
+    done = subprocess.run([sys.executable, "-m", "fedlens", "run", b"\xff.yaml"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "fedlens: argument '\\udcff.yaml' is not a text in UTF-8\n")
+
+
+@pytest.mark.parametrize("name", ["1e3", "007", "1.10"])
+def test_a_run_whose_name_looks_like_a_number_goes_on(tmp_path, name):
+    call("run", *SMALL, f"name={name}", "--out", tmp_path / "run")
+    result = call("resume", tmp_path / "run", "--json")
+    assert (result.exit_code, json.loads(result.stdout)["name"]) == (0, name)
 
 
 def test_resume_of_a_changed_recipe_shows_the_difference(tmp_path):
