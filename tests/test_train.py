@@ -9,6 +9,7 @@ from torch import nn
 
 from fedlens import Recipe, RecipeError, load_recipe, train
 from fedlens.algorithms.local_rules import SGD
+from fedlens.algorithms.samplers import Uniform
 from fedlens.algorithms.server_rules import SERVER_RULES, ServerMomentum, ServerSGD
 from fedlens.data import Assignment, Examples, Federation
 from fedlens.tracking.run_folder import RunFolder, RunFolderError
@@ -329,6 +330,84 @@ def test_a_batch_of_one_before_batch_norm_is_refused(run, tmp_path):
     with pytest.raises(RecipeError, match="a trial step failed, on 1 images"):  # client d holds a single picture
         run(model=model, out=tmp_path / "run")
     assert run(model=model, local_work={"name": "steps", "batch_size": 5, "steps": 1}).summary["rounds"] == 5
+
+
+class Odd(nn.Module):
+    """A linear model that goes wrong in the way that it is told."""
+
+    def __init__(self, forward):
+        super().__init__()
+        self.linear, self.odd = nn.Linear(784, 10), forward
+
+    def forward(self, x):
+        return self.odd(self, self.linear(x.flatten(1)))
+
+
+def refuse(error):
+    raise error
+
+
+OLD_WEIGHT_NORM = "ignore:.*weight_norm.*is deprecated"
+ODD_MODELS = {
+    "a failed assertion without a text": (
+        lambda: Odd(lambda self, y: refuse(AssertionError())),
+        "trial evaluation.*: AssertionError$",
+    ),
+    "something not implemented": (lambda: Odd(lambda self, y: refuse(NotImplementedError("later\non"))), "trial.*: later on$"),
+    "something wrong in training alone": (
+        lambda: Odd(lambda self, y: refuse(AttributeError("what")) if self.training else y),
+        "a trial step failed, on 1 images of a client: what",
+    ),
+    "a tuple of outputs": (lambda: Odd(lambda self, y: (y, y)), "'tuple' object"),
+    "an output too few": (
+        lambda: Odd(lambda self, y: y[:, :9]),
+        r"outputs have shape \[2, 9\]; expected \[images, classes\], \[2, 10\]",
+    ),
+    "an output too many": (lambda: Odd(lambda self, y: torch.cat([y, y], 1)), r"outputs have shape \[2, 20\]"),
+    "outputs with an axis too many": (lambda: Odd(lambda self, y: y[..., None]), r"outputs have shape \[2, 10, 1\]"),
+    "a lazy module": (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(10)), "call a lazy module on a batch before"),
+    "the old weight_norm": (
+        lambda: nn.Sequential(nn.Flatten(), nn.utils.weight_norm(nn.Linear(784, 10))),
+        r"torch\.nn\.utils\.parametrizations",
+    ),
+    "dropout as a function": (
+        lambda: Odd(lambda self, y: nn.functional.dropout(y, 0.5, self.training)),
+        "draws from PyTorch's global generator",
+    ),
+}
+
+
+@pytest.mark.filterwarnings(OLD_WEIGHT_NORM)
+@pytest.mark.parametrize("what", ODD_MODELS)
+def test_a_model_that_cannot_be_trained_is_refused_in_a_line(run, tmp_path, what):
+    make, message = ODD_MODELS[what]
+    with pytest.raises(RecipeError, match=message) as caught:
+        run(model=make(), out=tmp_path / "run")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_number_of_outputs_is_held_against_the_classes_without_an_evaluation_set_too(run, population):
+    with pytest.raises(RecipeError, match=r"of the training set: the model's outputs have shape \[2, 9\]"):
+        run(replace(population, test=None), model=Odd(lambda self, y: y[:, :9]))
+
+
+def test_the_trial_leaves_pytorch_s_generator_alone(run):
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(784, 10))
+    before = torch.get_rng_state()
+    run(model=model)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_alone_only_those_who_train_are_tried(run):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10), nn.BatchNorm1d(10))
+    drawn = {seed: Uniform().sample(np.ones(6), 1, seed, 0).tolist() for seed in range(20)}
+    without = next(seed for seed, clients in drawn.items() if clients == [0])  # 13 pictures: batches of 7 and 6
+    single = next(seed for seed, clients in drawn.items() if clients == [3])  # the client with one picture
+    settings = {"model": model, "setting": "local", "cohort_size": 1, "local_work": {"batch_size": 7}}
+    assert run(**settings, seed=without).summary["rounds"] == 5
+    with pytest.raises(RecipeError, match="a trial step failed, on 1 images"):
+        run(**settings, seed=single)
 
 
 def columns(population, **changed):

@@ -74,6 +74,9 @@ class Classification(Task):
         return sums
 
     def add(self, sums: Sums, outputs: Tensor, targets: Tensor, group: Tensor) -> None:
+        expected = (len(targets), sums["class_examples"].shape[1])
+        if outputs.shape != expected:
+            raise ValueError(f"the model's outputs have shape {list(outputs.shape)}; expected [images, classes], {list(expected)}")
         correct = (outputs.argmax(dim=1) == targets).double()
         measured = {"examples": torch.ones_like(correct), "loss": self.loss(outputs, targets).double(), "correct": correct}
         if self.top_k:
