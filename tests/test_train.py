@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from fedlens import Recipe, RecipeError, load_recipe, train
@@ -132,6 +133,40 @@ def test_the_highest_rates_that_a_recipe_takes_do_not_end_a_run(run):
         run(server_rule={"name": server, "learning_rate": 1e30, "schedule": schedule})
     for name, floor in (("adam", "epsilon"), ("adagrad", "tau"), ("yogi", "tau")):
         run(server_rule={"name": name, "learning_rate": 1e30, "schedule": schedule, floor: 1e15})
+
+
+class Mixed(nn.Module):
+    """A frozen backbone in bfloat16 with tied weights, and a state that is no tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.Linear(784, 784).bfloat16().requires_grad_(False)
+        self.same = nn.Linear(784, 784).bfloat16().requires_grad_(False)
+        self.same.weight = self.backbone.weight
+        self.head = nn.Linear(784, 10)
+
+    def forward(self, x):
+        return self.head(self.same(self.backbone(x.flatten(1).bfloat16())).float())
+
+    def get_extra_state(self):
+        return {"version": 1}
+
+    def set_extra_state(self, state):
+        assert state == {"version": 1}
+
+
+def test_weights_of_other_types_are_written_as_they_are_and_what_is_no_tensor_is_not(run, tmp_path):
+    model = Mixed()
+    result, again = (run(model=model, out=tmp_path / name) for name in ("one", "other"))
+    expected = {name: value for name, value in result.model.state_dict().items() if isinstance(value, torch.Tensor)}
+    for name in ("model.safetensors", "checkpoints/best.safetensors"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
+    found = load_file(tmp_path / "one/model.safetensors")
+    assert found["backbone.weight"].dtype == torch.bfloat16
+    assert set(found) == set(expected)
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+    Mixed().load_state_dict(found, strict=False)
+    assert again.summary["parameters"] == result.summary["parameters"]
 
 
 def test_an_empty_cohort_is_a_void_round(run, linear):

@@ -22,6 +22,7 @@ from fedlens.engines import Engine, Report, Sequential, choose
 from fedlens.recipe import Recipe, RecipeError
 from fedlens.state import State
 from fedlens.tasks import Facts
+from fedlens.tracking.checkpoints import tensors_in
 from fedlens.vector import Layout
 
 TRIED = 2  # examples, before a run begins
@@ -225,7 +226,7 @@ class Experiment:
         """What must be the same when a run goes on: the recipe, the data, the model before the first round."""
         begin, train = self.engine.begin(), self.population.train
         digest = hashlib.blake2b(digest_size=16)
-        for value in self.model.state_dict().values():
+        for _, value in tensors_in(self.model.state_dict()):
             digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         return {
             "recipe": self.recipe.to_dict(),
