@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import fedlens
 from fedlens.cli import app
+from fedlens.data import FashionMNISTMini
 from fedlens.recipe import load_recipe, packaged_recipes
 
 SMALL = ["quickstart", "rounds=2", "cohort_size=2", "data.partition.clients=200", "evaluation.every=2"]
@@ -104,6 +105,16 @@ def test_a_run_whose_name_looks_like_a_number_goes_on(tmp_path, name):
     call("run", *SMALL, f"name={name}", "--out", tmp_path / "run")
     result = call("resume", tmp_path / "run", "--json")
     assert (result.exit_code, json.loads(result.stdout)["name"]) == (0, name)
+
+
+def test_a_broken_data_set_is_an_error_of_the_recipe(tmp_path):
+    for split in ("train", "test"):
+        FashionMNISTMini().load().train.save(tmp_path / split)
+    (tmp_path / "test/label.npy").write_bytes(b"")
+    result = call("run", *SMALL, f"data.source={{name: packed, path: {tmp_path}}}", "--out", tmp_path / "run")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"fedlens: recipe quickstart: {tmp_path}/test/label.npy is missing or damaged")
+    assert not (tmp_path / "run").exists()
 
 
 def test_resume_of_a_changed_recipe_shows_the_difference(tmp_path):
