@@ -298,6 +298,28 @@ def test_a_run_is_not_resumed_with_another_recipe_data_or_model(run, tmp_path, p
         run(out=tmp_path / "run", resume=True, model=linear)
 
 
+class Proximal(SGD):
+    """A rule of one's own, registered nowhere."""
+
+    def gradient(self, g, w, context):
+        return g + 5.0 * (w - context.x)
+
+
+def test_a_rule_of_one_s_own_goes_on_from_python_and_is_never_taken_for_its_parent(run, tmp_path, monkeypatch):
+    settings = {"local_rule": Proximal(learning_rate=0.2), "checkpoint_seconds": 0}
+    whole = run(out=tmp_path / "whole", **settings)
+    assert not torch.equal(vector(whole.model), vector(run().model))
+    monkeypatch.setattr(SGD, "update", cut_off(after=8))
+    with pytest.raises(Stop):
+        run(out=tmp_path / "cut", **settings)
+    monkeypatch.undo()
+    with pytest.raises(RecipeError, match=r"local_rule: local rule '.*\.Proximal' is not registered"):
+        load_recipe(tmp_path / "cut/recipe.yaml")
+    with pytest.raises(RunFolderError, match=r"recipe\.local_rule\.name: '.*\.Proximal' → 'sgd'"):
+        run(out=tmp_path / "cut", resume=True, checkpoint_seconds=0)
+    assert torch.equal(vector(run(out=tmp_path / "cut", resume=True, **settings).model), vector(whole.model))
+
+
 def test_a_folder_that_holds_a_run_is_not_overwritten(run, tmp_path):
     run(out=tmp_path / "run")
     before = (tmp_path / "run/metrics.jsonl").read_text()

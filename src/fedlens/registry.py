@@ -111,11 +111,15 @@ class Part(BaseModel):
     model_config = SETTINGS
     _as_written = field_validator("*", mode="before")(as_written)
 
-    name: ClassVar[str] = ""
+    name: ClassVar[str]  # under which the class is registered; of one that is not, where it is defined
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        cls.name = f"{cls.__module__}.{cls.__qualname__}"  # never the parent's: what it does may be something else
 
     @model_serializer(mode="wrap")
     def _with_name(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return ({"name": self.name} if self.name else {}) | handler(self)
+        return {"name": self.name} | handler(self)
 
 
 @dataclass(frozen=True)
@@ -153,6 +157,11 @@ class Registry(Generic[T]):
         return add
 
     def get(self, name: str) -> T:
+        if name not in self.entries and "." in name:
+            raise UnknownName(
+                f"{self.kind} '{name}' is not registered: decorate the class with the registry's register('a name') and import it, "
+                "or give the object itself to train()"
+            )
         if name not in self.entries:
             raise UnknownName(f"unknown {self.kind} '{name}': {nearest(name, self.entries)}")
         return self.entries[name].part
