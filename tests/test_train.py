@@ -298,6 +298,26 @@ def test_a_run_is_not_resumed_with_another_recipe_data_or_model(run, tmp_path, p
         run(out=tmp_path / "run", resume=True, model=linear)
 
 
+def test_a_checkpoint_without_its_manifest_is_not_taken(run, tmp_path):
+    run(out=tmp_path / "run")
+    path = tmp_path / "run/manifest.json"
+    manifest = json.loads(path.read_text())
+    for missing in ("sessions", "recipe", "data", "model"):
+        path.write_text(json.dumps({key: value for key, value in manifest.items() if key != missing}))
+        with pytest.raises(RunFolderError, match=rf"manifest\.json is damaged \(no {missing}\)"):
+            run(out=tmp_path / "run", resume=True)
+    for sessions in ([], {}, [3], None):
+        path.write_text(json.dumps({**manifest, "sessions": sessions}))
+        with pytest.raises(RunFolderError, match=r"damaged \(no sessions\)"):
+            run(out=tmp_path / "run", resume=True)
+    path.unlink()
+    with pytest.raises(RunFolderError, match=r"manifest\.json is missing"):
+        run(out=tmp_path / "run", resume=True, local_rule={"learning_rate": 0.3})
+    assert not path.exists()
+    path.write_text(json.dumps(manifest))
+    run(out=tmp_path / "run", resume=True)
+
+
 class Proximal(SGD):
     """A rule of one's own, registered nowhere."""
 
@@ -341,6 +361,23 @@ def test_missing_parts_are_asked_for(population, linear, quiet):
 def test_data_that_do_not_fit_the_task_are_an_error_of_the_recipe(quiet):
     with pytest.raises(RecipeError, match=r"recipe quickstart: .*labels must lie in"):
         train(load_recipe("quickstart", ["task.classes=5"]), terminal=quiet)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (np.array([0, 1, -1, 1] * 50), r"labels must lie in 0…1; found -1…1"),
+        (np.array(["cat", "dog"] * 100), "needs integer labels"),
+        (np.zeros((200, 2), np.int64), r"needs integer labels \[N\]"),
+        (np.array([0, 1] * 100, np.uint64), "that int64 can hold; column 'label' is uint64"),
+    ],
+)
+def test_labels_that_do_not_fit_are_refused_before_a_partition_goes_by_them(tmp_path, linear, quiet, labels, message):
+    Examples({"image": np.zeros((200, 28, 28, 1), np.uint8), "label": labels}).save(tmp_path / "data/train")
+    data = {"source": {"name": "packed", "path": tmp_path / "data"}, "partition": {"name": "hsu_dirichlet", "clients": 4}}
+    with pytest.raises(RecipeError, match=message):
+        train(Recipe(**BASE, data=data), model=linear, out=tmp_path / "run", terminal=quiet)
+    assert not (tmp_path / "run").exists()
 
 
 def test_validation_examples_are_held_out_of_each_client_and_choose_the_best_round(quiet):

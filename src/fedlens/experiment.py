@@ -81,7 +81,9 @@ class Experiment:
         if population is None:
             if recipe.data is None:
                 raise RecipeError("data: is missing: name a source, or give train() a population")
-            population = federate(recipe.data.source.load(), recipe.data.partition, recipe.data.validation, recipe.seed)
+            sources = recipe.data.source.load()
+            recipe.task.facts(sources.train)  # a partition may go by the labels, and would only stumble over bad ones
+            population = federate(sources, recipe.data.partition, recipe.data.validation, recipe.seed)
         for tracker in recipe.trackers:
             tracker.check()
         if recipe.setting == "centralised":

@@ -108,6 +108,9 @@ class Classification(Task):
 
 def _labels(data: Examples) -> NDArray[np.integer[Any]]:
     label = data.column("label")
-    if label.ndim != 1 or not np.issubdtype(label.dtype, np.integer):
-        raise ValueError(f"{data.name}: classification needs integer labels [N]; column 'label' is {label.dtype} {label.shape}")
+    if label.ndim != 1 or not np.issubdtype(label.dtype, np.integer) or not np.can_cast(label.dtype, np.int64):
+        raise ValueError(
+            f"{data.name}: classification needs integer labels [N] that int64 can hold; "
+            f"column 'label' is {label.dtype} {label.shape}"
+        )
     return label
