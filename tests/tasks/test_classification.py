@@ -193,3 +193,12 @@ def test_data_that_do_not_fit_are_refused(task, data, message):
 
 def test_the_best_round_is_that_of_highest_accuracy():
     assert Classification().best_metric == ("accuracy", True)
+
+
+@pytest.mark.parametrize("shape", [(4, 2), (4, 4), (4, 3, 1), (3, 3), (4,)])
+def test_outputs_of_another_shape_than_images_by_classes_are_refused(shape):
+    task = Classification()
+    facts = task.facts(examples(np.array([0, 1, 2, 0])))
+    sums = task.begin_sums(facts, 1, torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"outputs have shape \[.*\]; expected \[images, classes\], \[4, 3\]"):
+        task.add(sums, torch.zeros(shape), torch.tensor([0, 1, 2, 0]), torch.zeros(4, dtype=torch.long))
