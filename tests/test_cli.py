@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import fedlens
 from fedlens.cli import app
+from fedlens.data import FashionMNISTMini
 from fedlens.recipe import load_recipe, packaged_recipes
 
 SMALL = ["quickstart", "rounds=2", "cohort_size=2", "data.partition.clients=200", "evaluation.every=2"]
@@ -79,6 +80,7 @@ def test_a_recipe_file_that_show_printed_gives_the_same_run(tmp_path):
         (["run", "quickstart", "model.pretrained=/nowhere.pth"], 2, "no weights file '/nowhere.pth'"),
         (["run", "quickstart", "--device", "cuda:77"], 2, "cuda:77"),
         (["show", "quickstart", "rounds"], 2, "dotted.key=value"),
+        (["run", "quickstart", "name=../up"], 2, "can name a folder"),
         (["run", *SMALL, "--out", "/dev/null"], 3, "cannot be used as a run's folder"),
         (["resume", "/nowhere"], 3, "holds no run"),
         (["run"], 2, "Missing argument"),
@@ -91,6 +93,28 @@ def test_mistakes_are_one_line_and_a_meaningful_code(arguments, code, message, m
     assert result.exit_code == code
     assert message in result.stderr.replace("\n", " ")
     assert "Traceback" not in result.output
+
+
+def test_an_argument_that_is_no_text_is_refused_before_anything_else():
+    done = subprocess.run([sys.executable, "-m", "fedlens", "run", b"\xff.yaml"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "fedlens: argument '\\udcff.yaml' is not a text in UTF-8\n")
+
+
+@pytest.mark.parametrize("name", ["1e3", "007", "1.10"])
+def test_a_run_whose_name_looks_like_a_number_goes_on(tmp_path, name):
+    call("run", *SMALL, f"name={name}", "--out", tmp_path / "run")
+    result = call("resume", tmp_path / "run", "--json")
+    assert (result.exit_code, json.loads(result.stdout)["name"]) == (0, name)
+
+
+def test_a_broken_data_set_is_an_error_of_the_recipe(tmp_path):
+    for split in ("train", "test"):
+        FashionMNISTMini().load().train.save(tmp_path / split)
+    (tmp_path / "test/label.npy").write_bytes(b"")
+    result = call("run", *SMALL, f"data.source={{name: packed, path: {tmp_path}}}", "--out", tmp_path / "run")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"fedlens: recipe quickstart: {tmp_path}/test/label.npy is missing or damaged")
+    assert not (tmp_path / "run").exists()
 
 
 def test_resume_of_a_changed_recipe_shows_the_difference(tmp_path):

@@ -2,10 +2,15 @@ import json
 import math
 
 import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedlens import Recipe, RecipeError, load_recipe
 from fedlens.algorithms.server_rules import ServerAdam
-from fedlens.recipe import packaged_recipes
+from fedlens.recipe import _Loader, packaged_recipes
+from fedlens.tasks.transforms import HorizontalFlip
+from fedlens.tracking.trackers import TensorBoard
 
 SMALL = {"rounds": 2, "cohort_size": 3}
 
@@ -82,6 +87,65 @@ def test_overrides_reach_into_lists():
     assert load_recipe("quickstart", changes).task.train_transforms[1].padding == 2
 
 
+def test_overrides_reach_into_what_stands_in_a_list_by_its_name_alone():
+    flip = load_recipe("quickstart", ["task.train_transforms=[horizontal_flip]", "task.train_transforms.0.probability=0.3"])
+    assert flip.task.train_transforms == (HorizontalFlip(probability=0.3),)
+    tracker = load_recipe("quickstart", ["trackers=[{name: mlflow, uri: x}]", "trackers.0.name=tensorboard"])
+    assert tracker.trackers == (TensorBoard(),)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("task.top_k.0.x=1", "task.top_k.0 is 3 and has no parts"),
+        ("task.top_k.2=1", "'2' is not a position in a list of 2"),
+        ("task.top_k.²=1", "'²' is not a position"),
+        ("task.top_k.-1.x=1", "'-1' is not a position"),
+        ("task.top_k.name=1", "'name' is not a position"),
+    ],
+)
+def test_overrides_that_lead_nowhere_in_a_list_are_refused(override, message):
+    assert message in refused(["task.top_k=[3, 5]", override])
+
+
+TEXTS = ["1e3", "1.10", "007", "12", "+1", "-0", "1_000", "0x1f", "0o17", "12:30", "2026-11-19", "on", "no", "y", ".5", "1.", "~x"]
+
+
+@pytest.mark.parametrize("text", [*TEXTS, "a #b", "#7", "@x", "*x", "=", "<<"])
+def test_a_text_stays_as_it_was_written(text, tmp_path):
+    recipe = load_recipe("quickstart", [f"name={text}", f"description={text}", f"model.freeze={text}"])
+    assert (recipe.name, recipe.description, recipe.model.freeze) == (text, text, text)
+    (tmp_path / "again.yaml").write_text(recipe.to_yaml())
+    assert load_recipe(tmp_path / "again.yaml") == recipe
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_text_in_a_list_or_a_path_stays_as_it_was_written(text):
+    recipe = load_recipe("quickstart", [f"model.freeze=[{text}]", f"data.source={{name: packed, path: {text}}}"])
+    assert recipe.model.freeze == (text,)
+    assert str(recipe.data.source.path) == text
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+@settings(deadline=None)
+def test_every_text_survives_the_trip_through_yaml(text):
+    recipe = Recipe(**SMALL, description=text)
+    assert yaml.load(recipe.to_yaml(), _Loader)["description"] == text
+    assert yaml.safe_load(recipe.to_yaml())["description"] == text  # in the hands of others too
+
+
+@pytest.mark.parametrize(("text", "number"), [("1e2", 100), ("100.0", 100), ("010", 10), ("+7", 7), ("1.5e1", 15)])
+def test_numbers_are_decimal(text, number):
+    assert load_recipe("quickstart", [f"rounds={text}"]).rounds == number
+
+
+def test_in_python_a_text_is_a_text_and_what_was_validated_is_plain():
+    with pytest.raises(RecipeError, match="name: expected a valid string; got 12"):
+        Recipe.from_dict({**SMALL, "name": 12})
+    recipe = load_recipe("quickstart", ["rounds=3", "local_rule.learning_rate=1e-2"])
+    assert (type(recipe.rounds), type(recipe.local_rule.learning_rate)) == (int, float)
+
+
 @pytest.mark.parametrize(
     ("override", "parts"),
     [
@@ -92,12 +156,34 @@ def test_overrides_reach_into_lists():
         ("model=cnn_mcmahon", ["model.name", "cnn_mcmahon", "did you mean 'cnn_mcmahan'"]),
         ("rounds=many", ["rounds", "expected a valid integer", "'many'"]),
         ("rounds=true", ["rounds", "no true or false", "True"]),
-        ("server_rule.learning_rate=off", ["server_rule.learning_rate", "no true or false"]),
+        ("server_rule.learning_rate=false", ["server_rule.learning_rate", "no true or false"]),
+        ("local_rule.learning_rate_factors={'*': false}", ["local_rule.learning_rate_factors", "no true or false"]),
+        ("task.example_weights={name: by_class, weights: [1, true]}", ["task.example_weights.weights", "no true or false"]),
+        ("description=true", ["description", "no true or false"]),
+        ("description=null", ["description", "valid string", "None"]),
+        ("description=\udcff", ["description", "text in Unicode", "'\\udcff'"]),
+        ("rounds=1:30", ["rounds", "valid integer", "'1:30'"]),
+        ("rounds=0x1f", ["rounds", "valid integer", "'0x1f'"]),
+        ("rounds=!!int x", ["rounds", "valid integer", "!!int x"]),
+        ("rounds=" + "9" * 5000, ["rounds", "exceeded maximum size"]),
+        ("evaluation=!!timestamp 2026-13-13", ["evaluation", "!!timestamp"]),
+        ("data.partition.clients=1e12", ["data.partition.clients", "less than or equal to", "1000000000000"]),
+        ("name=../up", ["name", "can name a folder", "'../up'"]),
+        ("name=/tmp/x", ["name", "can name a folder", "'/tmp/x'"]),
+        ("name=..", ["name", "can name a folder"]),
+        ("name=''", ["name", "can name a folder"]),
+        ("task.top_k=&a [*a]", ["task.top_k=&a [*a]", "nested too deeply, or in itself"]),
+        ("task.top_k=" + "[" * 3000, ["task.top_k=[[", "nested too deeply"]),
         ("evaluation={1: 2}", ["evaluation={1: 2}", "key 1 is not a text"]),
         ("device=mps", ["device", "expected auto, cpu, cuda", "mps"]),
         ("rounds=0", ["rounds", "greater than or equal to 1", "0"]),
         ("local_rule.momentum=1.5", ["local_rule.momentum", "less than 1", "1.5"]),
         ("local_rule.learning_rate=.nan", ["local_rule.learning_rate", "finite"]),
+        ("local_rule.learning_rate=1e39", ["local_rule.learning_rate", "less than or equal to", "1e+39"]),
+        ("server_rule.learning_rate=1e39", ["server_rule.learning_rate", "less than or equal to"]),
+        ("server_rule={name: adam, epsilon: 1e200}", ["server_rule.epsilon", "less than or equal to"]),
+        ("server_rule={name: yogi, tau: 1e200}", ["server_rule.tau", "less than or equal to"]),
+        ("local_rule.schedule={name: cosine, final: 1e9}", ["local_rule.schedule.final", "less than or equal to"]),
         ("device=gpu", ["device", "cuda", "gpu"]),
         ("cohort_size=101", ["cohort_size", "101", "100"]),
         ("sampler=all", ["cohort_size", "all 100 clients", "10"]),

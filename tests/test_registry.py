@@ -111,6 +111,20 @@ def test_bad_settings_carry_whose_they_are_and_where_they_stand(settings):
     assert [error["loc"] for error in caught.value.error.errors()] == [tuple(settings)]
 
 
+class Ellipse(Circle):
+    """Is no circle, and nobody has registered it."""
+
+
+def test_a_class_of_your_own_is_never_written_under_its_parent_s_name():
+    drawing = Drawing(shape=Ellipse(radius=2))
+    name = f"{Ellipse.__module__}.Ellipse"
+    assert drawing.model_dump() == {"shape": {"name": name, "radius": 2.0}}
+    with pytest.raises(ValidationError, match=rf"shape '{name}' is not registered: decorate the class"):
+        Drawing(**drawing.model_dump())
+    assert Drawing(shape=drawing.shape) == drawing
+    assert Circle.name == "circle"
+
+
 def test_what_is_no_part_of_this_registry_is_refused():
     for value in (3, None, ["circle"], PARTITIONS.build("iid")):
         with pytest.raises(ValidationError):

@@ -5,10 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from fedlens import Recipe, RecipeError, load_recipe, train
 from fedlens.algorithms.local_rules import SGD
+from fedlens.algorithms.samplers import Uniform
 from fedlens.algorithms.server_rules import SERVER_RULES, ServerMomentum, ServerSGD
 from fedlens.data import Assignment, Examples, Federation
 from fedlens.tracking.run_folder import RunFolder, RunFolderError
@@ -102,11 +104,69 @@ def test_two_runs_with_one_seed_have_the_same_bits_and_another_seed_has_others(r
 
 
 def test_a_round_in_which_every_update_is_bad_leaves_the_model_and_goes_on(run, linear):
-    result = run(local_rule={"learning_rate": 1e38}, sampler="all", cohort_size=6)
+    result = run(local_rule={"learning_rate": 1e30}, sampler="all", cohort_size=6)
     assert torch.equal(vector(result.model), vector(linear))
     assert result.summary["void_rounds"] == 5
     assert set(result.history[0]["rejected"]) == {"client a", "client b", "client d", "client e", "client f"}
     assert (result.history[0]["admitted"], result.history[0]["empty"], result.history[0]["train/loss"]) == (0, 1, None)
+
+
+def test_buffers_that_nobody_changes_come_back_as_they_were(run):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+    given = {
+        "mean": torch.tensor([0.485, 0.456, 0.406]),
+        "mask": torch.tensor([0.0, -np.inf]),
+        "offsets": torch.tensor([-1, 3, -7]),
+    }
+    for name, value in given.items():
+        model.register_buffer(name, value)
+    result = run(model=model, sampler="all", cohort_size=6)
+    assert result.summary["rejected"] == 0
+    for name, value in given.items():
+        assert torch.equal(result.model.get_buffer(name), value)
+
+
+def test_the_highest_rates_that_a_recipe_takes_do_not_end_a_run(run):
+    schedule = {"name": "linear", "final": 1e6}
+    for server in ("sgd", "momentum"):
+        run(local_rule={"learning_rate": 1e30, "schedule": schedule}, server_rule={"name": server})
+        run(server_rule={"name": server, "learning_rate": 1e30, "schedule": schedule})
+    for name, floor in (("adam", "epsilon"), ("adagrad", "tau"), ("yogi", "tau")):
+        run(server_rule={"name": name, "learning_rate": 1e30, "schedule": schedule, floor: 1e15})
+
+
+class Mixed(nn.Module):
+    """A frozen backbone in bfloat16 with tied weights, and a state that is no tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.Linear(784, 784).bfloat16().requires_grad_(False)
+        self.same = nn.Linear(784, 784).bfloat16().requires_grad_(False)
+        self.same.weight = self.backbone.weight
+        self.head = nn.Linear(784, 10)
+
+    def forward(self, x):
+        return self.head(self.same(self.backbone(x.flatten(1).bfloat16())).float())
+
+    def get_extra_state(self):
+        return {"version": 1}
+
+    def set_extra_state(self, state):
+        assert state == {"version": 1}
+
+
+def test_weights_of_other_types_are_written_as_they_are_and_what_is_no_tensor_is_not(run, tmp_path):
+    model = Mixed()
+    result, again = (run(model=model, out=tmp_path / name) for name in ("one", "other"))
+    expected = {name: value for name, value in result.model.state_dict().items() if isinstance(value, torch.Tensor)}
+    for name in ("model.safetensors", "checkpoints/best.safetensors"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
+    found = load_file(tmp_path / "one/model.safetensors")
+    assert found["backbone.weight"].dtype == torch.bfloat16
+    assert set(found) == set(expected)
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+    Mixed().load_state_dict(found, strict=False)
+    assert again.summary["parameters"] == result.summary["parameters"]
 
 
 def test_an_empty_cohort_is_a_void_round(run, linear):
@@ -238,6 +298,48 @@ def test_a_run_is_not_resumed_with_another_recipe_data_or_model(run, tmp_path, p
         run(out=tmp_path / "run", resume=True, model=linear)
 
 
+def test_a_checkpoint_without_its_manifest_is_not_taken(run, tmp_path):
+    run(out=tmp_path / "run")
+    path = tmp_path / "run/manifest.json"
+    manifest = json.loads(path.read_text())
+    for missing in ("sessions", "recipe", "data", "model"):
+        path.write_text(json.dumps({key: value for key, value in manifest.items() if key != missing}))
+        with pytest.raises(RunFolderError, match=rf"manifest\.json is damaged \(no {missing}\)"):
+            run(out=tmp_path / "run", resume=True)
+    for sessions in ([], {}, [3], None):
+        path.write_text(json.dumps({**manifest, "sessions": sessions}))
+        with pytest.raises(RunFolderError, match=r"damaged \(no sessions\)"):
+            run(out=tmp_path / "run", resume=True)
+    path.unlink()
+    with pytest.raises(RunFolderError, match=r"manifest\.json is missing"):
+        run(out=tmp_path / "run", resume=True, local_rule={"learning_rate": 0.3})
+    assert not path.exists()
+    path.write_text(json.dumps(manifest))
+    run(out=tmp_path / "run", resume=True)
+
+
+class Proximal(SGD):
+    """A rule of one's own, registered nowhere."""
+
+    def gradient(self, g, w, context):
+        return g + 5.0 * (w - context.x)
+
+
+def test_a_rule_of_one_s_own_goes_on_from_python_and_is_never_taken_for_its_parent(run, tmp_path, monkeypatch):
+    settings = {"local_rule": Proximal(learning_rate=0.2), "checkpoint_seconds": 0}
+    whole = run(out=tmp_path / "whole", **settings)
+    assert not torch.equal(vector(whole.model), vector(run().model))
+    monkeypatch.setattr(SGD, "update", cut_off(after=8))
+    with pytest.raises(Stop):
+        run(out=tmp_path / "cut", **settings)
+    monkeypatch.undo()
+    with pytest.raises(RecipeError, match=r"local_rule: local rule '.*\.Proximal' is not registered"):
+        load_recipe(tmp_path / "cut/recipe.yaml")
+    with pytest.raises(RunFolderError, match=r"recipe\.local_rule\.name: '.*\.Proximal' → 'sgd'"):
+        run(out=tmp_path / "cut", resume=True, checkpoint_seconds=0)
+    assert torch.equal(vector(run(out=tmp_path / "cut", resume=True, **settings).model), vector(whole.model))
+
+
 def test_a_folder_that_holds_a_run_is_not_overwritten(run, tmp_path):
     run(out=tmp_path / "run")
     before = (tmp_path / "run/metrics.jsonl").read_text()
@@ -259,6 +361,23 @@ def test_missing_parts_are_asked_for(population, linear, quiet):
 def test_data_that_do_not_fit_the_task_are_an_error_of_the_recipe(quiet):
     with pytest.raises(RecipeError, match=r"recipe quickstart: .*labels must lie in"):
         train(load_recipe("quickstart", ["task.classes=5"]), terminal=quiet)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (np.array([0, 1, -1, 1] * 50), r"labels must lie in 0…1; found -1…1"),
+        (np.array(["cat", "dog"] * 100), "needs integer labels"),
+        (np.zeros((200, 2), np.int64), r"needs integer labels \[N\]"),
+        (np.array([0, 1] * 100, np.uint64), "that int64 can hold; column 'label' is uint64"),
+    ],
+)
+def test_labels_that_do_not_fit_are_refused_before_a_partition_goes_by_them(tmp_path, linear, quiet, labels, message):
+    Examples({"image": np.zeros((200, 28, 28, 1), np.uint8), "label": labels}).save(tmp_path / "data/train")
+    data = {"source": {"name": "packed", "path": tmp_path / "data"}, "partition": {"name": "hsu_dirichlet", "clients": 4}}
+    with pytest.raises(RecipeError, match=message):
+        train(Recipe(**BASE, data=data), model=linear, out=tmp_path / "run", terminal=quiet)
+    assert not (tmp_path / "run").exists()
 
 
 def test_validation_examples_are_held_out_of_each_client_and_choose_the_best_round(quiet):
@@ -314,6 +433,84 @@ def test_a_batch_of_one_before_batch_norm_is_refused(run, tmp_path):
     with pytest.raises(RecipeError, match="a trial step failed, on 1 images"):  # client d holds a single picture
         run(model=model, out=tmp_path / "run")
     assert run(model=model, local_work={"name": "steps", "batch_size": 5, "steps": 1}).summary["rounds"] == 5
+
+
+class Odd(nn.Module):
+    """A linear model that goes wrong in the way that it is told."""
+
+    def __init__(self, forward):
+        super().__init__()
+        self.linear, self.odd = nn.Linear(784, 10), forward
+
+    def forward(self, x):
+        return self.odd(self, self.linear(x.flatten(1)))
+
+
+def refuse(error):
+    raise error
+
+
+OLD_WEIGHT_NORM = "ignore:.*weight_norm.*is deprecated"
+ODD_MODELS = {
+    "a failed assertion without a text": (
+        lambda: Odd(lambda self, y: refuse(AssertionError())),
+        "trial evaluation.*: AssertionError$",
+    ),
+    "something not implemented": (lambda: Odd(lambda self, y: refuse(NotImplementedError("later\non"))), "trial.*: later on$"),
+    "something wrong in training alone": (
+        lambda: Odd(lambda self, y: refuse(AttributeError("what")) if self.training else y),
+        "a trial step failed, on 1 images of a client: what",
+    ),
+    "a tuple of outputs": (lambda: Odd(lambda self, y: (y, y)), "'tuple' object"),
+    "an output too few": (
+        lambda: Odd(lambda self, y: y[:, :9]),
+        r"outputs have shape \[2, 9\]; expected \[images, classes\], \[2, 10\]",
+    ),
+    "an output too many": (lambda: Odd(lambda self, y: torch.cat([y, y], 1)), r"outputs have shape \[2, 20\]"),
+    "outputs with an axis too many": (lambda: Odd(lambda self, y: y[..., None]), r"outputs have shape \[2, 10, 1\]"),
+    "a lazy module": (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(10)), "call a lazy module on a batch before"),
+    "the old weight_norm": (
+        lambda: nn.Sequential(nn.Flatten(), nn.utils.weight_norm(nn.Linear(784, 10))),
+        r"torch\.nn\.utils\.parametrizations",
+    ),
+    "dropout as a function": (
+        lambda: Odd(lambda self, y: nn.functional.dropout(y, 0.5, self.training)),
+        "draws from PyTorch's global generator",
+    ),
+}
+
+
+@pytest.mark.filterwarnings(OLD_WEIGHT_NORM)
+@pytest.mark.parametrize("what", ODD_MODELS)
+def test_a_model_that_cannot_be_trained_is_refused_in_a_line(run, tmp_path, what):
+    make, message = ODD_MODELS[what]
+    with pytest.raises(RecipeError, match=message) as caught:
+        run(model=make(), out=tmp_path / "run")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_number_of_outputs_is_held_against_the_classes_without_an_evaluation_set_too(run, population):
+    with pytest.raises(RecipeError, match=r"of the training set: the model's outputs have shape \[2, 9\]"):
+        run(replace(population, test=None), model=Odd(lambda self, y: y[:, :9]))
+
+
+def test_the_trial_leaves_pytorch_s_generator_alone(run):
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(784, 10))
+    before = torch.get_rng_state()
+    run(model=model)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_alone_only_those_who_train_are_tried(run):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10), nn.BatchNorm1d(10))
+    drawn = {seed: Uniform().sample(np.ones(6), 1, seed, 0).tolist() for seed in range(20)}
+    without = next(seed for seed, clients in drawn.items() if clients == [0])  # 13 pictures: batches of 7 and 6
+    single = next(seed for seed, clients in drawn.items() if clients == [3])  # the client with one picture
+    settings = {"model": model, "setting": "local", "cohort_size": 1, "local_work": {"batch_size": 7}}
+    assert run(**settings, seed=without).summary["rounds"] == 5
+    with pytest.raises(RecipeError, match="a trial step failed, on 1 images"):
+        run(**settings, seed=single)
 
 
 def columns(population, **changed):

@@ -15,6 +15,7 @@ from rich.table import Table
 
 import fedlens
 from fedlens.recipe import Recipe, RecipeError, load_recipe, packaged_recipes
+from fedlens.registry import is_unicode
 from fedlens.tracking.checkpoints import BadCheckpoint
 from fedlens.tracking.console import closing_table
 from fedlens.tracking.run_folder import RunFolderError, new_path
@@ -169,4 +170,7 @@ def fail(error: Exception, code: int) -> None:
 
 
 def main() -> None:
+    if wrong := [argument for argument in sys.argv[1:] if not is_unicode(argument)]:
+        print(f"fedlens: argument {wrong[0]!r} is not a text in UTF-8", file=sys.stderr)
+        raise SystemExit(BAD_INPUT)
     app()

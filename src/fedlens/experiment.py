@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +22,7 @@ from fedlens.engines import Engine, Report, Sequential, choose
 from fedlens.recipe import Recipe, RecipeError
 from fedlens.state import State
 from fedlens.tasks import Facts
+from fedlens.tracking.checkpoints import tensors_in
 from fedlens.vector import Layout
 
 TRIED = 2  # examples, before a run begins
@@ -78,7 +81,9 @@ class Experiment:
         if population is None:
             if recipe.data is None:
                 raise RecipeError("data: is missing: name a source, or give train() a population")
-            population = federate(recipe.data.source.load(), recipe.data.partition, recipe.data.validation, recipe.seed)
+            sources = recipe.data.source.load()
+            recipe.task.facts(sources.train)  # a partition may go by the labels, and would only stumble over bad ones
+            population = federate(sources, recipe.data.partition, recipe.data.validation, recipe.seed)
         for tracker in recipe.trackers:
             tracker.check()
         if recipe.setting == "centralised":
@@ -90,7 +95,13 @@ class Experiment:
                 raise RecipeError("model: is missing: name one, or give train() a module")
             _, channels, _, image_size = _input_shape(recipe, population, facts)
             model = recipe.model.build(facts.classes, channels, image_size, recipe.seed)
-        reference = Sequential(model, recipe.task, facts, population, recipe.seed, device, recipe.precision)
+        try:
+            reference = Sequential(model, recipe.task, facts, population, recipe.seed, device, recipe.precision)
+        except RuntimeError as error:
+            raise RecipeError(
+                "the model cannot be copied or laid out as a vector: call a lazy module on a batch before; take weight_norm "
+                f"from torch.nn.utils.parametrizations ({' '.join(str(error).split())})"
+            ) from error
         engine, why = choose(recipe.engine, reference, recipe.local_rule, alone=recipe.setting != "federated")
         alone = None
         if recipe.setting == "local":
@@ -102,27 +113,31 @@ class Experiment:
         return experiment
 
     def _try_out(self) -> None:
-        """Train and evaluate on an example or two, so that parts that do not fit are refused before anything is written."""
+        """Evaluate and train on an example or two, so that parts that do not fit are refused before anything is written."""
         recipe, clients = self.recipe, self.population.train.clients
         for split, federation in self.population.evaluations().items():
             if not len(federation.clients.examples):
                 raise RecipeError(f"data: the {split} set is empty: no example to measure the model on")
             recipe.task.check(federation.data, self.facts)
-        plan = recipe.local_work.smallest(clients.offsets, clients.examples, TRIED)
-        try:
+        everyone = np.arange(len(clients)) if self.alone is None else self.alone
+        plan = recipe.local_work.smallest(clients.offsets, clients.examples, everyone, TRIED)
+        # measured first: that a model has another number of outputs is said there, and on a GPU training would die of it
+        for split, federation in (self.population.evaluations() or {"training": self.population.train}).items():
+            few = federation.clients.examples[:TRIED]
+            with _said_of(f"a trial evaluation failed, on {len(few)} images of the {split} set"):
+                self.engine.evaluate(
+                    self.engine.begin(), Federation(federation.data, Assignment(np.array([0, len(few)]), few)), TRIED
+                )
+        drawn = _drawn(self.engine.device)
+        with _said_of(f"a trial step failed, on {len(plan.examples)} images of a client"):
             work = self.engine.prepare(plan, recipe.local_rule)
             for _ in self.engine.run(work, self.engine.begin(), recipe.local_rule, 0.0):
                 pass
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            raise RecipeError(f"a trial step failed, on {len(plan.examples)} images of a client: {error}") from error
-        for split, federation in self.population.evaluations().items():
-            try:
-                few = Assignment.pooled(min(TRIED, len(federation.data)))
-                self.engine.evaluate(self.engine.begin(), Federation(federation.data, few), TRIED)
-            except (RuntimeError, ValueError, IndexError, TypeError) as error:
-                raise RecipeError(
-                    f"a trial evaluation failed, on {len(few.examples)} images of the {split} set: {error}"
-                ) from error
+        if not torch.equal(drawn, _drawn(self.engine.device)):
+            raise RecipeError(
+                "the model draws from PyTorch's global generator, as F.dropout does, so that no run could be repeated: "
+                "use modules for it (nn.Dropout and its kin), which fedlens gives keys of their own"
+            )
 
     @property
     def rounds(self) -> int:
@@ -213,7 +228,7 @@ class Experiment:
         """What must be the same when a run goes on: the recipe, the data, the model before the first round."""
         begin, train = self.engine.begin(), self.population.train
         digest = hashlib.blake2b(digest_size=16)
-        for value in self.model.state_dict().values():
+        for _, value in tensors_in(self.model.state_dict()):
             digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         return {
             "recipe": self.recipe.to_dict(),
@@ -260,6 +275,21 @@ def _device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= seen:
         raise RecipeError(f"device: '{name}' is not there: CUDA GPUs that PyTorch sees: {seen} (use cpu or auto)")
     return device
+
+
+@contextmanager
+def _said_of(what: str) -> Iterator[None]:
+    """Whatever a model, a task or a rule raises when it is tried out, in one line and with the recipe's name before it."""
+    try:
+        yield
+    except Exception as error:
+        raise RecipeError(f"{what}: {' '.join(str(error).split()) or type(error).__name__}") from error
+
+
+def _drawn(device: torch.device) -> Tensor:
+    """The state of PyTorch's own generators: another one when something was drawn from them."""
+    states = [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
+    return torch.cat(states)
 
 
 def _input_shape(recipe: Recipe, population: Population, facts: Facts) -> torch.Size:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -22,11 +22,12 @@ from fedlens.algorithms.server_rules import SERVER_RULES, ServerRule, ServerSGD
 from fedlens.data import IID, PARTITIONS, SOURCES, Partition, Source
 from fedlens.engines import EngineName, Precision
 from fedlens.models import MODELS, create_model
-from fedlens.registry import SETTINGS, BadSettings, Part, chosen_from, nearest, no_switch_for_a_number
+from fedlens.registry import SETTINGS, BadSettings, Part, WrittenFloat, WrittenInt, as_written, chosen_from, nearest
 from fedlens.tasks import TASKS, Classification, Task
 from fedlens.tracking.trackers import TRACKERS, Tracker
 
 PACKAGED = Path(__file__).parent / "recipes"
+TAG = "tag:yaml.org,2002:"
 Positive = Annotated[int, Field(ge=1)]
 
 
@@ -38,7 +39,7 @@ class Settings(BaseModel):
     """A block of a recipe; a key that it does not know is an error."""
 
     model_config = SETTINGS
-    _numbers = field_validator("*", mode="before")(no_switch_for_a_number)
+    _as_written = field_validator("*", mode="before")(as_written)
 
     @model_validator(mode="before")
     @classmethod
@@ -97,6 +98,12 @@ def _known_device(device: str) -> str:
     return device
 
 
+def _folder_name(name: str) -> str:
+    if name in ("", ".", "..") or any(letter in name for letter in "/\\\0"):
+        raise ValueError("expected a text that can name a folder: no slash, and not empty")
+    return name
+
+
 class Recipe(Settings):
     """An experiment: who trains, on what, how, and for how long.
 
@@ -104,7 +111,7 @@ class Recipe(Settings):
     on the pool; 'local' trains `cohort_size` clients, drawn once, each alone for all rounds, and averages nothing.
     """
 
-    name: str = "run"
+    name: Annotated[str, AfterValidator(_folder_name)] = "run"
     description: str = ""
     setting: Literal["federated", "centralised", "local"] = "federated"
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
@@ -129,7 +136,7 @@ class Recipe(Settings):
     def _cohort_fits(self) -> Recipe:
         clients = getattr(self.data and self.data.partition, "clients", None)
         if clients is not None and self.setting != "centralised":
-            self.sampler.check(np.ones(clients, dtype=np.int64), self.cohort_size)
+            self.sampler.check(np.broadcast_to(np.int64(1), clients), self.cohort_size)  # takes no memory
         return self
 
     def resolved(self) -> Recipe:
@@ -155,7 +162,8 @@ class Recipe(Settings):
         return plain
 
     def to_yaml(self) -> str:
-        return yaml.safe_dump(self.model_dump(mode="json", exclude_none=True), sort_keys=False, allow_unicode=True, width=120)
+        plain = self.model_dump(mode="json", exclude_none=True)
+        return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str = "recipe") -> Recipe:
@@ -204,29 +212,85 @@ def packaged_recipes() -> list[str]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which a key given twice is an error, `1e-3` a number as everywhere else, and nothing is a date."""
+    """YAML as JSON has it: true and false, null, decimal numbers (`1e-3` is one) and nothing else that is no text.
 
-    yaml_implicit_resolvers: ClassVar = {  # type: ignore[misc]
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    `010` is not 8, `12:30` not 750, `no` not false, and nothing is a date. A key given twice is an error.
+    """
+
+    yaml_implicit_resolvers: ClassVar = {}  # type: ignore[misc]
+    yaml_constructors: ClassVar = {
+        tag: yaml.SafeLoader.yaml_constructors[tag] for tag in (f"{TAG}null", f"{TAG}str", f"{TAG}seq", None)
     }
 
 
+class _Dumper(yaml.SafeDumper):
+    """Writes in quotes whatever text this loader, or that of another program, would take for something else."""
+
+
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    keys = [loader.construct_object(key) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+    keys = [loader.construct_object(key) for key, _ in node.value if key.tag != f"{TAG}merge"]
     if twice := [key for key in keys if keys.count(key) > 1]:
         raise yaml.constructor.ConstructorError(None, None, f"key '{twice[0]}' is given twice", node.start_mark)
     return loader.construct_mapping(node, deep=True)
 
 
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789"))
+def _scalar(convert: Callable[[str], Any]) -> Callable[[_Loader, yaml.ScalarNode], Any]:
+    def construct(loader: _Loader, node: yaml.ScalarNode) -> Any:
+        text = loader.construct_scalar(node)
+        try:
+            return convert(text)
+        except (ValueError, KeyError) as error:
+            raise yaml.constructor.ConstructorError(None, None, f"cannot read {text!r} so", node.start_mark) from error
+
+    return construct
+
+
+def _integer(text: str) -> WrittenInt:
+    number = WrittenInt(text)
+    number.text = text
+    return number
+
+
+def _float(text: str) -> WrittenFloat:
+    number = WrittenFloat(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+    number.text = text
+    return number
+
+
+def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    """Line breaks of all kinds are escaped: YAML would fold them."""
+    return dumper.represent_scalar(f"{TAG}str", text, style=None if text.isprintable() else '"')
+
+
+_Dumper.add_representer(str, _text)
+_Loader.add_constructor(f"{TAG}map", _mapping)
+_Loader.add_constructor(f"{TAG}bool", _scalar(lambda text: {"true": True, "false": False}[text.lower()]))
+_Loader.add_constructor(f"{TAG}int", _scalar(_integer))
+_Loader.add_constructor(f"{TAG}float", _scalar(_float))
+for _loads in (_Loader, _Dumper):
+    for _kind, _form, _first in (
+        ("bool", "(true|True|TRUE|false|False|FALSE)$", "tTfF"),
+        ("null", "(~|null|Null|NULL|)$", ["~", "n", "N", ""]),
+        ("int", "[-+]?(0|[1-9][0-9]*)$", "-+0123456789"),
+        ("float", r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?$|[-+]?[0-9]+[eE][-+]?[0-9]+$", "-+.0123456789"),
+        ("float", r"[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$", "-+."),
+        ("merge", "<<$", "<"),
+    ):
+        _loads.add_implicit_resolver(f"{TAG}{_kind}", re.compile(_form), list(_first))
+
+
+def _read(text: str) -> Any:
+    """YAML as plain values."""
+    try:
+        return _unshared(yaml.load(text, _Loader))
+    except RecursionError as error:
+        raise RecipeError("not valid YAML: nested too deeply, or in itself") from error
 
 
 def _parse(text: str, where: str) -> dict[str, Any]:
     try:
-        values = _unshared(yaml.load(text, _Loader))
-    except (yaml.YAMLError, RecursionError) as error:
+        values = _read(text)
+    except yaml.YAMLError as error:
         raise RecipeError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from error
     except RecipeError as error:
         raise RecipeError(f"{where}: {error}") from error
@@ -258,39 +322,46 @@ def _override(values: dict[str, Any], override: str, where: str) -> None:
     if not equals or not key:
         raise RecipeError(f"{where}: override '{override}' is not of the form dotted.key=value")
     try:
-        value = _unshared(yaml.load(text, _Loader))
-    except yaml.YAMLError:
-        value = text
+        value = _value(text)
     except RecipeError as error:
         raise RecipeError(f"{where}: override '{override}': {error}") from error
     *parents, last = key.split(".")
     place: Any = values
     for depth, step in enumerate(parents):
-        if isinstance(place, list):
-            place = place[_position(place, step, key, where)]
-            continue
-        inner = place.get(step)
+        at = _place(place, step, key, where)
+        inner = place[at] if isinstance(place, list) else place.get(at)
         if isinstance(inner, str):  # `server_rule: adam` is short for `server_rule: {name: adam}`
             inner = {"name": inner}
         if inner is None:
             inner = {}
         if not isinstance(inner, dict | list):
             raise RecipeError(f"{where}: override '{override}': {'.'.join(parents[: depth + 1])} is {inner!r} and has no parts")
-        place[step] = inner
+        place[at] = inner
         place = inner
-    if isinstance(place, list):
-        place[_position(place, last, key, where)] = value
-    elif last == "name" and parents:
+    at = _place(place, last, key, where)
+    if at == "name" and parents:
         place.clear()
-        place["name"] = value
-    else:
-        place[last] = value
+    place[at] = value
 
 
-def _position(place: list[Any], step: str, key: str, where: str) -> int:
-    if not step.isdigit() or int(step) >= len(place):
-        raise RecipeError(f"{where}: override '{key}': '{step}' is not a position in a list of {len(place)}")
-    return int(step)
+def _value(text: str) -> Any:
+    """What stands behind an override's `=`: YAML, but on a command line a text needs no quotes and `#` begins no comment."""
+    try:
+        value = _read(text)
+    except yaml.YAMLError:
+        return text
+    quoted = text.startswith(("'", '"')) or isinstance(value, list | dict)
+    return text if re.search(r"(^|\s)#", text) and not quoted else value
+
+
+def _place(inside: dict[str, Any] | list[Any], step: str, key: str, where: str) -> Any:
+    """A step of a dotted key as what it is: a key of a block, or a position in a list."""
+    if isinstance(inside, dict):
+        return step
+    positions = [str(position) for position in range(len(inside))]
+    if step not in positions:
+        raise RecipeError(f"{where}: override '{key}': '{step}' is not a position in a list of {len(inside)}")
+    return positions.index(step)
 
 
 def _problems(error: ValidationError, model: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[str]:

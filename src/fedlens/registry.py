@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Generic, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Generic, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -47,16 +48,58 @@ SETTINGS = ConfigDict(
     extra="forbid",
     validate_default=True,
     allow_inf_nan=False,
-    coerce_numbers_to_str=True,
     ser_json_inf_nan="constants",
 )
 
 
-def no_switch_for_a_number(cls: type[BaseModel], value: Any, info: ValidationInfo) -> Any:
-    """`rounds: true` is a mistake, though Python counts True as 1."""
-    if isinstance(value, bool) and info.field_name and "bool" not in str(cls.model_fields[info.field_name].annotation):
-        raise ValueError(f"expected no true or false here; got {value}")
-    return value
+class WrittenInt(int):
+    """A whole number that knows how it was written, in case a text is wanted: `+1`."""
+
+    text: str
+
+
+class WrittenFloat(float):
+    """A number that knows how it was written, in case a text is wanted: `1.10`."""
+
+    text: str
+
+
+def as_written(cls: type[BaseModel], value: Any, info: ValidationInfo) -> Any:
+    """Where a text is wanted, take a number as it was written; `rounds: true` is a mistake, though Python counts True as 1."""
+    kinds = list(_kinds(cls.model_fields[str(info.field_name)].annotation))
+    holds_settings = any(isinstance(kind, type) and issubclass(kind, BaseModel) for kind in kinds)  # which look for themselves
+    switch, text, number = (any(kind in group for kind in kinds) for group in ((bool, Any), (str, Path), (int, float)))
+
+    def read(item: Any) -> Any:
+        if isinstance(item, bool) and not switch:
+            raise ValueError(f"expected no true or false here; got {item}")
+        if isinstance(item, WrittenInt | WrittenFloat) and text and not number:
+            return item.text
+        if isinstance(item, str) and not is_unicode(item):
+            raise ValueError("expected a text in Unicode")
+        if isinstance(item, list | tuple) and not holds_settings:
+            return [read(inner) for inner in item]
+        if isinstance(item, Mapping) and not holds_settings:
+            return {key: read(inner) for key, inner in item.items()}
+        return item
+
+    return read(value)
+
+
+def _kinds(annotation: Any) -> Iterator[Any]:
+    """The types that an annotation names, and those that they hold."""
+    yield annotation
+    for inner in get_args(annotation):
+        yield from _kinds(inner)
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written down: bytes that are no UTF-8 come from a command line as halves of characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class Part(BaseModel):
@@ -66,13 +109,17 @@ class Part(BaseModel):
     """
 
     model_config = SETTINGS
-    _numbers = field_validator("*", mode="before")(no_switch_for_a_number)
+    _as_written = field_validator("*", mode="before")(as_written)
 
-    name: ClassVar[str] = ""
+    name: ClassVar[str]  # under which the class is registered; of one that is not, where it is defined
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        cls.name = f"{cls.__module__}.{cls.__qualname__}"  # never the parent's: what it does may be something else
 
     @model_serializer(mode="wrap")
     def _with_name(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return ({"name": self.name} if self.name else {}) | handler(self)
+        return {"name": self.name} | handler(self)
 
 
 @dataclass(frozen=True)
@@ -110,6 +157,11 @@ class Registry(Generic[T]):
         return add
 
     def get(self, name: str) -> T:
+        if name not in self.entries and "." in name:
+            raise UnknownName(
+                f"{self.kind} '{name}' is not registered: decorate the class with the registry's register('a name') and import it, "
+                "or give the object itself to train()"
+            )
         if name not in self.entries:
             raise UnknownName(f"unknown {self.kind} '{name}': {nearest(name, self.entries)}")
         return self.entries[name].part

@@ -12,14 +12,14 @@ VECTORS = torch.randn(5, 8, generator=GENERATOR)
 SIZES = torch.tensor([3.0, 0.0, 10.0, 1.0, 6.0])
 
 
-def updates(rows, sizes=SIZES, vectors=VECTORS):
+def updates(rows, sizes=SIZES, vectors=VECTORS, **buffers):
     rows = torch.as_tensor(rows)
     return Updates(
         clients=rows.numpy(),
         sizes=sizes[rows],
         vectors=vectors[rows] * (sizes[rows] > 0)[:, None],
-        statistics=vectors[rows, :2],
-        counters=torch.arange(5)[rows, None] + 1,
+        statistics=buffers.get("statistics", vectors[:, :2])[rows],
+        counters=buffers.get("counters", torch.arange(5)[:, None] + 1)[rows],
         loss=torch.zeros(len(rows)),
         trained=np.zeros(len(rows), dtype=np.int64),
     )
@@ -60,3 +60,23 @@ def test_nobody_with_examples_means_no_update(name):
     assert combined.weight == 0
     assert torch.equal(combined.vector, torch.zeros(8))
     assert AGGREGATORS.get(name)().combine([]) is None
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in AGGREGATORS])
+def test_buffers_that_all_agree_on_stay_to_the_bit(name):
+    constant = torch.tensor([0.485, 0.456, 0.406, -np.inf, np.inf]).expand(5, -1)
+    counters = torch.tensor([-1, 3, -7]).expand(5, -1)
+    chunks = [updates(rows, statistics=constant, counters=counters) for rows in ([0, 1], [2, 3, 4])]
+    combined = AGGREGATORS.get(name)().combine(chunks)
+    assert torch.equal(combined.statistics, constant[0])
+    assert torch.equal(combined.counters, counters[0])
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in AGGREGATORS])
+def test_whoever_weighs_nothing_has_no_say_in_the_buffers(name):
+    statistics, counters = VECTORS[:, :2].clone(), torch.full((5, 1), -4)
+    expected = AGGREGATORS.get(name)().combine([updates([0, 2], statistics=statistics, counters=counters)])
+    statistics[1], counters[1] = 100.0, 9  # client 1 has no examples
+    combined = AGGREGATORS.get(name)().combine([updates([0, 1, 2], statistics=statistics, counters=counters)])
+    torch.testing.assert_close(combined.statistics, expected.statistics)
+    assert torch.equal(combined.counters, torch.tensor([-4]))

@@ -125,3 +125,28 @@ def test_an_empty_cohort_has_an_empty_plan(name):
     plan = plan_for(LOCAL_WORK.get(name)(), [3, 4], cohort=np.array([], dtype=np.int64))
     assert len(plan.clients) == len(plan.examples) == 0
     assert plan.batch_of_slot.tolist() == [0]
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in LOCAL_WORK])
+def test_the_smallest_batch_is_one_of_the_client_s_own_examples(name):
+    work, sizes = LOCAL_WORK.get(name)(batch_size=4), [4, 9, 0, 2, 8]
+    offsets = np.cumsum([0, *sizes])
+    owner = np.repeat(np.arange(5), sizes)
+    examples = np.random.default_rng(0).permutation(len(owner))  # so that places are no examples
+    held = {client: set(examples[owner == client]) for client in range(5)}
+    for among in ([0, 1, 2, 3, 4], [4, 0], [2, 1], [3]):
+        plan = work.smallest(offsets, examples, np.array(among), 3)
+        client = int(plan.clients[0])
+        assert client in among
+        assert set(plan.examples.tolist()) <= held[client]
+        assert 1 <= len(plan.examples) == plan.sizes[0] == plan.start_of_batch[-1] <= 3
+
+
+def test_the_smallest_batch_is_the_last_one_of_some_client():
+    offsets, examples = np.cumsum([0, 4, 9, 0, 6]), np.arange(19)
+    plan = Epochs(batch_size=4).smallest(offsets, examples, np.arange(4), 3)  # batches of 4; 4, 4, 1; none; 4, 2
+    assert (plan.clients.tolist(), len(plan.examples)) == ([1], 1)
+    plan = Epochs(batch_size=4).smallest(offsets, examples, np.array([0, 2, 3]), 3)
+    assert (plan.clients.tolist(), plan.examples.tolist()) == ([3], [13, 14])
+    with pytest.raises(ValueError, match="no client holds enough for a batch of 4"):
+        Epochs(batch_size=4).smallest(offsets, examples, np.array([2]), 3)

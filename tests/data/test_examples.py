@@ -105,3 +105,33 @@ def test_what_is_no_data_set_is_refused(columns, message):
 def test_a_column_that_is_not_there_is_an_error_that_names_those_that_are():
     with pytest.raises(KeyError, match="mine has no column 'client'; it has: image, label, user"):
         Examples(pictures(), "mine").column("client")
+
+
+BROKEN = {
+    "an empty column": ("label.npy", lambda whole: b""),
+    "a truncated column": ("image.npy", lambda whole: whole[:-5]),
+    "a truncated header": ("label.npy", lambda whole: whole[:70]),
+    "a header that makes no sense": ("label.npy", lambda whole: whole.replace(b"}", b"{")),
+    "a column of something else": ("label.npy", lambda whole: b"PK\x03\x04" + whole),
+    "no JSON": ("examples.json", lambda whole: whole[:-3]),
+    "an empty description": ("examples.json", lambda whole: b""),
+    "a description in another encoding": ("examples.json", lambda whole: whole.replace(b"mine", "Zoë".encode("latin-1"))),
+    "a missing key": ("examples.json", lambda whole: whole.replace(b'"mean"', b'"meen"')),
+    "a list in place of a description": ("examples.json", lambda whole: b"[]"),
+    "a mean that is no number": ("examples.json", lambda whole: whole.replace(b'"mean": []', b'"mean": ["x"]')),
+    "a column that is not there": ("examples.json", lambda whole: whole.replace(b'"label"', b'"lable"')),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_folder_is_refused_in_a_line_that_names_the_file(tmp_path, what):
+    name, broken = BROKEN[what]
+    Examples(pictures(), "mine").save(tmp_path)
+    whole = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(broken(whole))
+    assert broken(whole) != whole
+    with pytest.raises(ValueError, match=r"is (missing or )?damaged: .*; write it anew") as caught:
+        Examples.open(tmp_path)
+    named = "lable.npy" if what == "a column that is not there" else name
+    assert str(caught.value).startswith(str(tmp_path / named))
+    assert "\n" not in str(caught.value)

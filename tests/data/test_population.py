@@ -50,6 +50,12 @@ def test_there_must_be_a_name_for_each_client():
         Assignment(np.array([0, 1, 2]), np.arange(2), ["one"])
 
 
+def test_clients_have_names_of_their_own():
+    for names in (["a", "b", "a"], ["1", "x", 1]):
+        with pytest.raises(ValueError, match=f"two clients are called '{names[0]}'"):
+            Assignment(np.array([0, 1, 2, 3]), np.arange(3), names)
+
+
 def test_the_examples_of_a_client_are_a_view():
     clients = assignment(3, 0, 4)
     assert all(np.shares_memory(clients.of_client(k), clients.examples) for k in (0, 2))

@@ -33,9 +33,9 @@ def update(client, vector=None, size=None, **changed):
     return Updates(**values)
 
 
-def admitted(*updates):
+def admitted(*updates, before=BEFORE):
     """The report on some updates, and what they come to."""
-    admission = Admission(PLAN, BEFORE)
+    admission = Admission(PLAN, before)
     combined = WeightedMean().combine(admission.admit(updates))
     return admission.report(), combined
 
@@ -72,9 +72,30 @@ def test_a_bad_update_is_left_out_and_named_and_changes_nothing_for_the_others(w
     expected_report, expected = admitted(update(0), update(2))
     assert torch.equal(combined.vector, expected.vector)
     assert torch.equal(combined.statistics, expected.statistics)
+    assert torch.equal(combined.counters, expected.counters)
     assert list(report.rejected) == [1]
     assert report.rejected[1]
     assert (report.admitted, report.images, report.loss) == (2, 8, expected_report.loss)
+
+
+def test_counters_of_a_bad_update_do_not_count():
+    bad, good = BAD["one NaN"] | {"counters": torch.tensor([[9]])}, {"counters": torch.tensor([[-3]])}
+    for updates in ((update(0, **good), update(1, **bad)), (update(1, **bad), update(0, **good))):
+        assert admitted(*updates)[1].counters.tolist() == [-3]
+
+
+def test_a_statistic_that_is_infinite_from_the_start_is_no_fault_of_the_client_that_leaves_it():
+    before = State(0, torch.zeros(SIZE), torch.tensor([-math.inf, 2.0]), BEFORE.counters)
+    left, moved = (torch.tensor([[value, 3.0]]) for value in (-math.inf, 0.0))
+    report, combined = admitted(
+        update(0, statistics=left),
+        update(1, statistics=moved),
+        update(2, statistics=left),
+        update(3, statistics=left),
+        before=before,
+    )
+    assert list(report.rejected) == [1]
+    assert combined.statistics.tolist() == [-math.inf, 3.0]
 
 
 def test_a_second_update_of_a_client_is_refused_and_its_first_one_kept():

@@ -172,8 +172,13 @@ def test_mean_and_deviation_are_those_of_the_data_or_a_half():
 @pytest.mark.parametrize(
     ("task", "data", "message"),
     [
-        ({}, examples(np.array([0.0, 1.0])), r"classification needs integer labels \[N\]; column 'label' is float64 \(2,\)"),
-        ({}, examples(np.array([[0], [1]])), r"needs integer labels \[N\]; column 'label' is int64 \(2, 1\)"),
+        (
+            {},
+            examples(np.array([0.0, 1.0])),
+            r"classification needs integer labels \[N\] that int64 can hold; column 'label' is float64 \(2,\)",
+        ),
+        ({}, examples(np.array([[0], [1]])), r"needs integer labels \[N\] that int64 can hold; column 'label' is int64 \(2, 1\)"),
+        ({}, examples(np.array([0, 1], np.uint64)), r"that int64 can hold; column 'label' is uint64 \(2,\)"),
         ({"classes": 3}, examples(np.array([0, 3])), "labels must lie in 0…2; found 0…3"),
         ({}, examples(np.array([-1, 3])), "labels must lie in 0…3; found -1…3"),
         ({"classes": 5, "top_k": [5]}, examples(np.array([0, 3])), r"task\.top_k: 5 must be less than the number of classes, 5"),
@@ -188,3 +193,12 @@ def test_data_that_do_not_fit_are_refused(task, data, message):
 
 def test_the_best_round_is_that_of_highest_accuracy():
     assert Classification().best_metric == ("accuracy", True)
+
+
+@pytest.mark.parametrize("shape", [(4, 2), (4, 4), (4, 3, 1), (3, 3), (4,)])
+def test_outputs_of_another_shape_than_images_by_classes_are_refused(shape):
+    task = Classification()
+    facts = task.facts(examples(np.array([0, 1, 2, 0])))
+    sums = task.begin_sums(facts, 1, torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"outputs have shape \[.*\]; expected \[images, classes\], \[4, 3\]"):
+        task.add(sums, torch.zeros(shape), torch.tensor([0, 1, 2, 0]), torch.zeros(4, dtype=torch.long))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
+from safetensors.torch import load_file
 
 from fedlens.state import Best, State
 from fedlens.tracking import checkpoints
@@ -157,7 +157,9 @@ def test_nothing_is_renamed_before_it_is_on_the_disk_and_the_folder_is_flushed_l
 
 def test_weights_are_read_without_fedlens(tmp_path):
     weights = {"layer.weight": torch.randn(3, 4).T, "layer.bias": torch.zeros(()), "count": torch.tensor(3)}
-    save_weights(tmp_path / "best.safetensors", weights, {"round": 3})
+    weights |= {"half": torch.randn(3).bfloat16(), "images": torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)}
+    weights["tied"] = weights["half"]
+    save_weights(tmp_path / "best.safetensors", weights | {"_extra_state": {"version": 1}}, {"round": 3})
     found = load_file(tmp_path / "best.safetensors")
     assert set(found) == set(weights)
-    assert all(np.array_equal(found[name], weights[name].numpy()) for name in weights)
+    assert all(torch.equal(found[name], weights[name]) and found[name].dtype == weights[name].dtype for name in weights)

@@ -89,6 +89,40 @@ def test_a_damaged_manifest_and_a_path_that_is_no_folder_are_said_in_a_line(tmp_
             RunFolder.create(path, "")
 
 
+@pytest.mark.parametrize("content", ["[]", "null", "[1]", "3", '"text"'])
+def test_json_that_holds_no_keys_is_damaged(tmp_path, content):
+    folder = RunFolder.create(tmp_path / "run", "")
+    (tmp_path / "run/manifest.json").write_text(content)
+    with pytest.raises(RunFolderError, match=r"manifest\.json is damaged"):
+        folder.read("manifest.json")
+    folder.close()
+
+
+@pytest.mark.parametrize("line", ["3", "null", "{}", '{"round": "two"}'])
+def test_a_line_of_the_metrics_that_is_no_round_ends_them(tmp_path, line):
+    folder = RunFolder.create(tmp_path / "run", "")
+    folder.append({"round": 1})
+    folder.close()
+    with open(tmp_path / "run/metrics.jsonl", "a") as file:
+        file.write(line + "\n")
+    folder = RunFolder.open(tmp_path / "run")
+    assert folder.rows(until=1) == [{"round": 1}]
+    with pytest.raises(RunFolderError, match="1 rounds, the checkpoint 2"):
+        folder.rows(until=2)
+    folder.close()
+
+
+@pytest.mark.parametrize("name", [".lock", "checkpoints"])
+def test_a_folder_that_cannot_be_taken_is_said_in_a_line_and_left_free(tmp_path, name):
+    RunFolder.create(tmp_path / "run", "").close()
+    place = tmp_path / "run" / name
+    place.rmdir() if place.is_dir() else place.unlink()
+    place.mkdir() if name == ".lock" else place.write_text("")
+    for _ in range(2):  # the second time nobody holds the lock either
+        with pytest.raises(RunFolderError, match=rf"cannot be used as a run's folder: .*{name}"):
+            RunFolder.open(tmp_path / "run")
+
+
 def test_what_is_no_number_in_json_is_never_written(tmp_path):
     folder = RunFolder.create(tmp_path / "run", "")
     with pytest.raises(ValueError, match="JSON"):

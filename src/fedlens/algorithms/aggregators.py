@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -25,17 +26,25 @@ class Aggregator(Part):
         total: Combined | None = None
         for chunk in updates:
             weights = self.weights(chunk.sizes)
+            silent = (weights == 0)[:, None]
             if total is None:
                 total = _nothing(chunk)
+                least, most = torch.full_like(total.statistics, math.inf), torch.full_like(total.statistics, -math.inf)
             total.vector.addmv_(chunk.vectors.T, weights)
-            total.statistics.addmv_(chunk.statistics.T, weights)
+            if chunk.statistics.numel():
+                total.statistics.addmv_(chunk.statistics.T, weights)
+                least = torch.minimum(least, chunk.statistics.masked_fill(silent, math.inf).amin(dim=0))
+                most = torch.maximum(most, chunk.statistics.masked_fill(silent, -math.inf).amax(dim=0))
             if chunk.counters.numel():
-                torch.maximum(total.counters, chunk.counters.amax(dim=0), out=total.counters)
+                counters = chunk.counters.masked_fill(silent, torch.iinfo(chunk.counters.dtype).min)
+                torch.maximum(total.counters, counters.amax(dim=0), out=total.counters)
             total.weight.add_(weights.sum())
         if total is not None:
             scale = torch.where(total.weight > 0, 1 / total.weight, 0)  # on the device: no round waits for this number
             total.vector.mul_(scale)
             total.statistics.mul_(scale)
+            # what all agree on stays to the bit: rounding moves no constant, and 0 · ∞ spoils no mask of −∞
+            total.statistics.copy_(torch.where(least == most, least, total.statistics))
         return total
 
 
@@ -59,6 +68,6 @@ def _nothing(like: Updates) -> Combined:
     return Combined(
         torch.zeros_like(like.vectors[0]),
         torch.zeros_like(like.statistics[0]),
-        torch.zeros_like(like.counters[0]),
+        torch.full_like(like.counters[0], torch.iinfo(like.counters.dtype).min),
         torch.zeros_like(like.sizes[0]),
     )

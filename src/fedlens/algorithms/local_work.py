@@ -91,20 +91,23 @@ class LocalWork(Part):
         row = (np.cumsum(passes) - passes)[slot] + place // amounts.per_pass[slot]
         return order[first[row] + place % amounts.per_pass[slot]]
 
-    def smallest(self, offsets: Indices, examples: Indices, most: int) -> Plan:
-        """One batch of the client whose last batch is the smallest, cut to `most` examples: a plan to try things out on."""
-        amounts = self.amounts(self.used(np.diff(offsets)))
+    def smallest(self, offsets: Indices, examples: Indices, among: Indices, most: int) -> Plan:
+        """One batch of the client, of those `among` whom it is, whose last batch is the smallest, cut to `most` examples.
+
+        A plan to try things out on.
+        """
+        held = offsets[among + 1] - offsets[among]
+        amounts = self.amounts(self.used(held))
         last = np.where(amounts.total > 0, (amounts.unit - 1) % self.batch_size + 1, np.iinfo(np.int64).max)
         if not amounts.total.any():
             raise ValueError(f"local_work: no client holds enough for a batch of {self.batch_size}, so nothing would be learnt")
-        client = int(last.argmin())
-        count = min(most, int(last[client]))
-        held = int(offsets[client + 1] - offsets[client])
+        slot = int(last.argmin())
+        client, count = int(among[slot]), min(most, int(last[slot]))
         return Plan(
             round=0,
             clients=np.array([client]),
             sizes=np.array([count]),
-            examples=examples[offsets[client] + np.arange(count) % held],
+            examples=examples[offsets[client] + np.arange(count) % held[slot]],
             place=np.arange(count),
             start_of_batch=np.array([0, count]),
             batch_of_slot=np.array([0, 1]),

@@ -11,6 +11,9 @@ from fedlens.registry import Part, Registry
 
 SCHEDULES: Registry[type[Schedule]] = Registry("schedule")
 
+HIGHEST_RATE = 1e30  # with the highest end of a schedule it stays below what float32 holds, about 3e38
+Final = Annotated[float, Field(ge=0, le=1e6)]
+
 
 class Schedule(Part):
     """The factor by which a learning rate is multiplied in a round; rounds count from 0, T is how many there are.
@@ -67,7 +70,7 @@ class Exponential(Schedule):
 class Linear(Schedule):
     """Down a straight line from 1 to `final` in the last round."""
 
-    final: Annotated[float, Field(ge=0)] = 0.0
+    final: Final = 0.0
 
     def shape(self, round: int, progress: float) -> float:
         return 1 + (self.final - 1) * progress
@@ -77,7 +80,7 @@ class Linear(Schedule):
 class Cosine(Schedule):
     """Down half a cosine wave from 1 to `final` in the last round."""
 
-    final: Annotated[float, Field(ge=0)] = 0.0
+    final: Final = 0.0
 
     def shape(self, round: int, progress: float) -> float:
         return self.final + (1 - self.final) * (1 + math.cos(math.pi * progress)) / 2

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ValidationError
 
 SAMPLED_ROWS = 4096  # of a large column, for its fingerprint
 
@@ -84,10 +85,28 @@ class Examples:
         folder = Path(folder)
         if not (folder / "examples.json").is_file():
             raise FileNotFoundError(f"{folder} holds no packed examples (examples.json is missing; write them with Examples.save)")
-        facts = json.loads((folder / "examples.json").read_text())
-        columns = {name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in facts["columns"]}
-        return cls(columns, facts["name"], *(_tuple(facts[key]) for key in ("class_names", "mean", "standard_deviation")))
+        path = folder / "examples.json"
+        try:
+            facts = _Facts.model_validate_json(path.read_bytes())
+            columns = {}
+            for name in facts.columns:
+                path = folder / f"{name}.npy"
+                columns[name] = np.lib.format.open_memmap(path, mode="r")
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where = "".join(f"{step}: " for step in problem["loc"])
+            raise ValueError(f"{path} is damaged: {where}{problem['msg']}; write it anew with Examples.save") from error
+        except Exception as error:  # NumPy raises many kinds for a broken file
+            why = " ".join(str(error).split())
+            raise ValueError(f"{path} is missing or damaged: {why}; write it anew with Examples.save") from error
+        return cls(columns, facts.name, facts.class_names, facts.mean, facts.standard_deviation)
 
 
-def _tuple(values: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(values)
+class _Facts(BaseModel):
+    """What `Examples.save` writes beside the columns."""
+
+    name: str
+    columns: tuple[str, ...]
+    class_names: tuple[str, ...]
+    mean: tuple[float, ...]
+    standard_deviation: tuple[float, ...]

@@ -17,7 +17,7 @@ from fedlens.registry import Part, Registry
 
 PARTITIONS: Registry[type[Partition]] = Registry("partition")
 
-Clients = Annotated[int, Field(ge=1)]
+Clients = Annotated[int, Field(ge=1, le=10**8)]
 
 
 class Partition(Part):

@@ -6,6 +6,7 @@ client k holds examples[offsets[k] : offsets[k + 1]]          (compressed sparse
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,6 +32,9 @@ class Assignment:
             raise ValueError("offsets must rise from 0 to the number of assigned examples")
         if self.names is not None and len(self.names) != len(self.offsets) - 1:
             raise ValueError(f"{len(self.names)} names for {len(self.offsets) - 1} clients")
+        names = () if self.names is None else self.names
+        if twice := [name for name, count in Counter(map(str, names)).items() if count > 1]:
+            raise ValueError(f"two clients are called '{twice[0]}': each needs a name of its own, or none has one")
 
     @classmethod
     def from_clients(cls, client: Indices, clients: int, names: Sequence[str] | None = None) -> Assignment:

@@ -58,6 +58,7 @@ class Admission:
 
     def __init__(self, plan: Plan, state: State):
         self.row_shapes = {"vectors": state.x.shape, "statistics": state.statistics.shape, "counters": state.counters.shape}
+        self.statistics = state.statistics
         self.planned = dict(zip(plan.clients.tolist(), plan.sizes.tolist(), strict=True))
         self.seen: set[int] = set()
         self.rejected: dict[int, str] = {}
@@ -94,7 +95,7 @@ class Admission:
     def _judge(self, chunk: Updates) -> Updates:
         limit = torch.tensor([self.planned[client] for client in chunk.clients.tolist()], device=chunk.sizes.device)
         norm = torch.linalg.vector_norm(chunk.vectors, dim=1)
-        finite = norm.isfinite() & chunk.statistics.isfinite().all(dim=1) & chunk.loss.isfinite()
+        finite = norm.isfinite() & self._sound(chunk.statistics) & chunk.loss.isfinite()
         weighted = (chunk.sizes >= 0) & (chunk.sizes <= limit)  # false for NaN too
         good = finite & weighted
         numbers = torch.stack([finite, good, norm, chunk.sizes, chunk.loss])
@@ -105,10 +106,14 @@ class Admission:
             sizes=torch.where(good, chunk.sizes, 0.0),
             vectors=clear_rows_(chunk.vectors, ~good),
             statistics=chunk.statistics.masked_fill(bad, 0.0),
-            counters=chunk.counters.masked_fill(bad, 0),
+            counters=chunk.counters,  # no integer can spoil a maximum in which rows without weight do not count
             loss=chunk.loss,
             trained=chunk.trained,
         )
+
+    def _sound(self, statistics: Tensor) -> Tensor:
+        """Which rows [m, B] are finite; where the state is not, as in a mask of −∞, a row has to leave it as it is."""
+        return torch.where(self.statistics.isfinite(), statistics.isfinite(), statistics == self.statistics).all(dim=1)
 
     def report(self) -> Report:
         """Fetch the verdicts: the one place where the host waits for the round."""

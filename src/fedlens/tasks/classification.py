@@ -74,6 +74,9 @@ class Classification(Task):
         return sums
 
     def add(self, sums: Sums, outputs: Tensor, targets: Tensor, group: Tensor) -> None:
+        expected = (len(targets), sums["class_examples"].shape[1])
+        if outputs.shape != expected:
+            raise ValueError(f"the model's outputs have shape {list(outputs.shape)}; expected [images, classes], {list(expected)}")
         correct = (outputs.argmax(dim=1) == targets).double()
         measured = {"examples": torch.ones_like(correct), "loss": self.loss(outputs, targets).double(), "correct": correct}
         if self.top_k:
@@ -105,6 +108,9 @@ class Classification(Task):
 
 def _labels(data: Examples) -> NDArray[np.integer[Any]]:
     label = data.column("label")
-    if label.ndim != 1 or not np.issubdtype(label.dtype, np.integer):
-        raise ValueError(f"{data.name}: classification needs integer labels [N]; column 'label' is {label.dtype} {label.shape}")
+    if label.ndim != 1 or not np.issubdtype(label.dtype, np.integer) or not np.can_cast(label.dtype, np.int64):
+        raise ValueError(
+            f"{data.name}: classification needs integer labels [N] that int64 can hold; "
+            f"column 'label' is {label.dtype} {label.shape}"
+        )
     return label

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_tensors
 
 from fedlens.state import Best, State
 
@@ -95,9 +96,21 @@ def load_newest(folder: Path, device: torch.device, warn: Callable[[str], None])
     return None
 
 
-def save_weights(path: Path, weights: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> None:
-    """Write a model's state dict, for any program: `model.load_state_dict(safetensors.torch.load_file(path))`."""
-    write(path, lambda temporary: save_file(_arrays(weights), temporary, {METADATA: json.dumps(facts, sort_keys=True)}))
+def save_weights(path: Path, weights: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    """Write a model's state dict, for any program: `model.load_state_dict(safetensors.torch.load_file(path))`.
+
+    Tensors keep their types. What is no tensor (a module's `get_extra_state`) was not trained and is not written: a model
+    that has such a thing reads the file with `strict=False`.
+    """
+    # each with memory of its own: safetensors takes no tensors that share it, as tied weights do
+    tensors = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors_in(weights)}
+    metadata = {METADATA: json.dumps(facts, sort_keys=True)}
+    write(path, lambda temporary: save_tensors(tensors, temporary, metadata))
+
+
+def tensors_in(state_dict: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a state dict by name, without what modules may have put beside them."""
+    return ((name, value) for name, value in state_dict.items() if isinstance(value, torch.Tensor))
 
 
 def write(path: Path, fill: Callable[[Path], object], before: Callable[[Path], None] | None = None) -> None:

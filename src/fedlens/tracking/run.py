@@ -59,7 +59,7 @@ class Run:
         """Check that the folder is of this experiment, write down this session, and find the state to go on with."""
         if self.folder is None:
             return None
-        now, before = {**session(), "engine": {"name": self.subject.engine}}, self.folder.read("manifest.json")
+        now, before = {**session(), "engine": {"name": self.subject.engine}}, self._manifest(self.folder)
         sessions = [now]
         if before is not None:
             sessions = [*before["sessions"], now]
@@ -70,12 +70,25 @@ class Run:
                     "undo that to go on, or start a new run"
                 )
             for what in ("versions", "hardware", "engine"):
-                if changed := differences(before["sessions"][-1][what], now[what]):
+                if changed := differences(before["sessions"][-1].get(what, {}), now[what]):
                     self.console.warn(f"{what} changed since this run stopped, results may differ in bits: {'; '.join(changed)}")
         state = load_newest(self.folder.checkpoints, self.subject.device, self.console.warn)
         self.history = self.folder.rows(until=state.round if state else 0)
         self.folder.write("manifest.json", {**self.subject.description, "sessions": sessions})
         return state
+
+    def _manifest(self, folder: RunFolder) -> dict[str, Any] | None:
+        """What the sessions before wrote down, by which a checkpoint is known to be of this experiment; None in a new folder."""
+        manifest, path = folder.read("manifest.json"), folder.path / "manifest.json"
+        if manifest is None:
+            if any(folder.checkpoints.iterdir()):
+                raise RunFolderError(f"{path} is missing, without which nobody knows of what the checkpoints are: put it back")
+            return None
+        sessions = manifest.get("sessions")
+        whole = isinstance(sessions, list) and sessions and all(isinstance(earlier, dict) for earlier in sessions)
+        if missing := [*(key for key in self.subject.description if key not in manifest), *([] if whole else ["sessions"])]:
+            raise RunFolderError(f"{path} is damaged (no {', '.join(missing)}): put it back as it was, or start a new run")
+        return manifest
 
     def __enter__(self) -> Run:
         if threading.current_thread() is threading.main_thread():  # others cannot hear signals

@@ -14,7 +14,8 @@ import fcntl
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -38,11 +39,9 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path, recipe: str) -> RunFolder:
         """Make a new folder with its recipe in it: from then on it holds a run, and `open` takes it."""
-        try:
+        with _said_of(path):
             path.mkdir(parents=True, exist_ok=True)
             folder = cls(path)
-        except OSError as error:
-            raise RunFolderError(f"{path} cannot be used as a run's folder: {error.strerror}; choose another --out") from error
         if (path / "recipe.yaml").is_file():
             folder.close()
             raise RunFolderError(f"{path} already holds a run: go on with `fedlens resume {path}`, or choose another --out")
@@ -58,15 +57,25 @@ class RunFolder:
         """Take a folder that holds a run, finished or not."""
         if not (path / "recipe.yaml").is_file():
             raise RunFolderError(f"{path} holds no run: it has no recipe.yaml")
-        folder = cls(path)
-        folder.checkpoints.mkdir(exist_ok=True)
+        with _said_of(path):
+            folder = cls(path)
+            try:
+                folder.checkpoints.mkdir(exist_ok=True)
+            except OSError:
+                folder.close()
+                raise
         return folder
 
     def read(self, name: str) -> dict[str, Any] | None:
         """A JSON file of the folder, None if it was not written yet."""
         path = self.path / name
+        if not path.is_file():
+            return None
         try:
-            return dict(json.loads(path.read_bytes())) if path.is_file() else None
+            content = json.loads(path.read_bytes())
+            if not isinstance(content, dict):
+                raise ValueError("it holds no keys and values")
+            return content
         except ValueError as error:
             raise RunFolderError(f"{path} is damaged ({error}): put it back as it was, or start a new run") from error
 
@@ -81,7 +90,7 @@ class RunFolder:
                 row = json.loads(line)
             except ValueError:  # no JSON, or torn inside a character
                 break
-            if row["round"] > until:
+            if not isinstance(row, dict) or not isinstance(row.get("round"), int) or row["round"] > until:
                 break
             rows.append(row)
         if len(rows) != until:
@@ -114,6 +123,15 @@ def new_path(name: str, root: Path = Path("runs")) -> Path:
 
 def _line(row: Mapping[str, Any]) -> str:
     return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+@contextmanager
+def _said_of(path: Path) -> Iterator[None]:
+    """What the operating system refuses, in one line."""
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be used as a run's folder: {error}") from error
 
 
 def _lock(path: Path) -> int:

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedlens.algorithms.schedules import SCHEDULES, Constant, Schedule
+from fedlens.algorithms.schedules import HIGHEST_RATE, SCHEDULES, Constant, Schedule
 from fedlens.registry import Part, Registry, chosen_from
 
 LOCAL_RULES: Registry[type[LocalRule]] = Registry("local rule")
@@ -37,7 +37,7 @@ class LocalRule(Part):
 
     in_lanes: ClassVar[bool] = True  # whether `step` and `update` take many clients' rows [m, P] as they take one vector
 
-    learning_rate: NonNegative = 0.05
+    learning_rate: Annotated[float, Field(ge=0, le=HIGHEST_RATE)] = 0.05
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     nesterov: bool = False
     weight_decay: NonNegative = 0.0

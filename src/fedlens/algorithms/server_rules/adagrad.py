@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from fedlens.algorithms.server_rules.base import SERVER_RULES, Memory, Moment, ServerRule
+from fedlens.algorithms.server_rules.base import SERVER_RULES, Floor, Memory, Moment, Rate, ServerRule
 
 
 @SERVER_RULES.register("adagrad", paper="Reddi et al. 2021, Adaptive Federated Optimization (FedAdagrad)")
 class ServerAdagrad(ServerRule):
     """m ← β₁ m + (1 − β₁) Δ,   v ← v + Δ²,   x ← x + η m / (√v + τ),   v₀ = τ²."""
 
-    learning_rate: Annotated[float, Field(gt=0)] = 0.01
+    learning_rate: Rate = 0.01
     beta1: Moment = 0.0
-    tau: Annotated[float, Field(gt=0)] = 1e-3
+    tau: Floor = 1e-3
 
     def begin(self, x: Tensor) -> Memory:
         return {"m": torch.zeros_like(x), "v": torch.full_like(x, self.tau**2)}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from fedlens.algorithms.server_rules.base import SERVER_RULES, Memory, Moment, ServerRule
+from fedlens.algorithms.server_rules.base import SERVER_RULES, Floor, Memory, Moment, Rate, ServerRule
 
 
 @SERVER_RULES.register("adam", paper="Reddi et al. 2021, Adaptive Federated Optimization (FedAdam)")
@@ -22,10 +21,10 @@ class ServerAdam(ServerRule):
     They agree for ε → 0 and t → ∞ and differ most in the first rounds: with a large ε and β₂ near 1, `epsilon_hat` warms up.
     """
 
-    learning_rate: Annotated[float, Field(gt=0)] = 0.01
+    learning_rate: Rate = 0.01
     beta1: Moment = 0.9
     beta2: Moment = 0.99
-    epsilon: Annotated[float, Field(gt=0)] = 1e-3
+    epsilon: Floor = 1e-3
     convention: Literal["torch", "epsilon_hat", "uncorrected"] = "uncorrected"
 
     def begin(self, x: Tensor) -> Memory:

@@ -7,13 +7,15 @@ from typing import Annotated, TypeAlias
 from pydantic import Field
 from torch import Tensor
 
-from fedlens.algorithms.schedules import SCHEDULES, Constant, Schedule
+from fedlens.algorithms.schedules import HIGHEST_RATE, SCHEDULES, Constant, Schedule
 from fedlens.registry import Part, Registry, chosen_from
 
 SERVER_RULES: Registry[type[ServerRule]] = Registry("server rule")
 
 Memory: TypeAlias = dict[str, Tensor]  # the server's vectors between rounds, by name
 Moment = Annotated[float, Field(ge=0, lt=1)]
+Rate = Annotated[float, Field(gt=0, le=HIGHEST_RATE)]
+Floor = Annotated[float, Field(gt=0, le=1e15)]  # of √v; float32 holds its square too
 
 
 class ServerRule(Part):
@@ -22,7 +24,7 @@ class ServerRule(Part):
     Rules are pure: they return a new x and a new memory, so an interrupted round leaves no trace.
     """
 
-    learning_rate: Annotated[float, Field(gt=0)] = 1.0
+    learning_rate: Rate = 1.0
     schedule: Annotated[Schedule, chosen_from(SCHEDULES)] = Constant()
 
     def begin(self, x: Tensor) -> Memory:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from fedlens.algorithms.server_rules.base import SERVER_RULES, Memory, Moment, ServerRule
+from fedlens.algorithms.server_rules.base import SERVER_RULES, Floor, Memory, Moment, Rate, ServerRule
 
 
 @SERVER_RULES.register("yogi", paper="Reddi et al. 2021, Adaptive Federated Optimization (FedYogi)")
 class ServerYogi(ServerRule):
     """m ← β₁ m + (1 − β₁) Δ,   v ← v − (1 − β₂) Δ² sign(v − Δ²),   x ← x + η m / (√v + τ),   v₀ = τ²."""
 
-    learning_rate: Annotated[float, Field(gt=0)] = 0.01
+    learning_rate: Rate = 0.01
     beta1: Moment = 0.9
     beta2: Moment = 0.99
-    tau: Annotated[float, Field(gt=0)] = 1e-3
+    tau: Floor = 1e-3
 
     def begin(self, x: Tensor) -> Memory:
         return {"m": torch.zeros_like(x), "v": torch.full_like(x, self.tau**2)}
