@@ -2,7 +2,7 @@
 
 Each contender runs in a process of its own; a round is all that happens between two rounds' ends: choosing the cohort, laying
 out its batches, training, checking, averaging, the server's step, the bookkeeping. Images are random bytes, which makes
-no difference to speed.
+no difference to speed. All contenders compute in bfloat16 and keep their weights in float32.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ class Work:
     clients: Callable[[], Sizes]
     local_work: dict[str, Any]
     central: tuple[int, ...]  # batch sizes of the centralised contender, of which the best counts
+    pfl: str | None = None  # the same network as peers/pfl_gpu.py has it
     learning_rate: float = 0.01
 
     @property
@@ -78,16 +79,16 @@ GROUP = {"norm": "group"}
 WORKS = {
     "cnn-10": Work(
         "CIFAR CNN, 200 clients × 50 images, batch 10",
-        {"name": "cnn_hsu"}, 10, 32, equal(200, 50), {"name": "epochs", "batch_size": 10}, (2000, 8000),
+        {"name": "cnn_hsu"}, 10, 32, equal(200, 50), {"name": "epochs", "batch_size": 10}, (2000, 8000), "cnn",
     ),
     "cnn-50": Work(
         "CIFAR CNN, 50 clients × 500 images, batch 50",
-        {"name": "cnn_hsu"}, 10, 32, equal(50, 500), {"name": "epochs", "batch_size": 50}, (2000, 8000),
+        {"name": "cnn_hsu"}, 10, 32, equal(50, 500), {"name": "epochs", "batch_size": 50}, (2000, 8000), "cnn",
     ),
     "resnet18": Work(
         "ResNet-18/GroupNorm 224, 200 ragged clients, batch 16, 2 epochs",
         {"name": "resnet18", **GROUP}, 17, 224, ragged(200, 2.5, 8.4, 512),
-        {"name": "epochs", "batch_size": 16, "epochs": 2}, (256, 512),
+        {"name": "epochs", "batch_size": 16, "epochs": 2}, (256, 512), "resnet18",
     ),
     "mobilenet": Work(
         "MobileNetV2/GroupNorm 224, 10 clients × 256 images, batch 64",
@@ -204,6 +205,27 @@ def step(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
         return nn.functional.cross_entropy(model(inputs), labels)
 
 
+def pfl(work: Work, rounds: int, python: str) -> list[tuple[int, float, float]]:
+    """Apple's simulator, by the interpreter of an environment that has it."""
+    task = {
+        "network": work.pfl,
+        "classes": work.classes,
+        "size": work.size,
+        "sizes": work.clients().tolist(),
+        "batch_size": work.batch_size,
+        "epochs": work.local_work.get("epochs", 1),
+        "rounds": rounds - 1,
+        "warmup": 1,
+        "learning_rate": work.learning_rate,
+    }
+    script = Path(__file__).parent / "peers" / "pfl_gpu.py"
+    done = subprocess.run([python, script], input=json.dumps(task), capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr[-1500:])
+    result = json.loads(done.stdout.strip().splitlines()[-1])
+    return [(result["images"], seconds, 1.0) for seconds in result["round_seconds"]]
+
+
 CONTENDERS: dict[str, Callable[[Work, int], list[tuple[int, float, float]]]] = {
     "loop": loop,
     "sequential": lambda work, rounds: fedlens(work, "sequential", rounds),
@@ -212,9 +234,12 @@ CONTENDERS: dict[str, Callable[[Work, int], list[tuple[int, float, float]]]] = {
 }
 
 
-def measure(work: Work, contender: str, rounds: int, warmup: int) -> dict[str, Any]:
+def measure(work: Work, contender: str, rounds: int, warmup: int, python: str | None) -> dict[str, Any]:
     start = time.perf_counter()
-    measured = CONTENDERS[contender](work, rounds + (warmup if contender != "centralised" else 0))[-rounds:]
+    if contender == "pfl":
+        measured = pfl(work, rounds + warmup, python or sys.executable)[-rounds:]
+    else:
+        measured = CONTENDERS[contender](work, rounds + (warmup if contender != "centralised" else 0))[-rounds:]
     speeds = [images / seconds for images, seconds, _ in measured]
     low, median, high = np.quantile(speeds, (0.25, 0.5, 0.75))
     return {
@@ -229,6 +254,7 @@ def measure(work: Work, contender: str, rounds: int, warmup: int) -> dict[str, A
 def run_alone(work: str, contender: str, options: argparse.Namespace) -> dict[str, Any]:
     """Measure in a new process, which leaves nothing behind on the GPU."""
     settings = ["--rounds", str(options.rounds), "--warmup", str(options.warmup)]
+    settings += ["--pfl", options.pfl] if options.pfl else []
     command = [sys.executable, __file__, "--alone", "--work", work, "--contender", contender, *settings]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -242,18 +268,23 @@ def main() -> None:
         description=__doc__.splitlines()[0], epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--work", nargs="+", choices=WORKS, default=list(WORKS), help="what to train (all)")
-    parser.add_argument("--contender", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), help="who trains it (all)")
+    parser.add_argument(
+        "--contender", nargs="+", choices=[*CONTENDERS, "pfl"], default=list(CONTENDERS), help="who trains it (all but pfl)"
+    )
+    parser.add_argument("--pfl", metavar="PYTHON", help="interpreter of an environment with pfl-research, for the contender pfl")
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds")
     parser.add_argument("--warmup", type=int, default=3, help="rounds before them")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers and a description of the machine")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.alone:
-        print(json.dumps(measure(WORKS[options.work[0]], options.contender[0], options.rounds, options.warmup)))
+        print(json.dumps(measure(WORKS[options.work[0]], options.contender[0], options.rounds, options.warmup, options.pfl)))
         return
     found: dict[str, dict[str, Any]] = {}
     for work in options.work:
         for contender in options.contender:
+            if contender == "pfl" and WORKS[work].pfl is None:
+                continue
             result = found.setdefault(work, {})[contender] = run_alone(work, contender, options)
             if "failed" in result:
                 print(f"{work:10} {contender:12} failed: {result['failed']}", flush=True)
@@ -261,17 +292,23 @@ def main() -> None:
             speed, (low, high) = result["images_per_second"]["median"], result["images_per_second"]["quartiles"]
             rest = f"fill {result['fill']:.2f}  {result['gigabytes']:5.1f} GB  {result['seconds_in_all']:5.1f} s in all"
             print(f"{work:10} {contender:12} {speed:10,} images/s ({low:,} … {high:,})  {rest}", flush=True)
-    if options.json:
-        versions = {}
-        for package in ("fedlens", "torch", "triton", "numpy"):
-            try:
-                versions[package] = version(package)
-            except PackageNotFoundError:
-                versions[package] = None
-        about = {name: {"about": WORKS[name].about, "sizes": quantiles(WORKS[name].clients())} for name in options.work}
-        whole = {"hardware": hardware(), "versions": versions, "works": about, "rounds": options.rounds, "found": found}
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(whole, indent=1) + "\n")
+            if options.json:
+                write(options, found)
+
+
+def write(options: argparse.Namespace, found: dict[str, dict[str, Any]]) -> None:
+    """All numbers so far, and a description of the machine."""
+    versions: dict[str, str | None] = {}
+    for package in ("fedlens", "torch", "triton", "numpy"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:  # run from the source
+            versions[package] = None
+    about = {name: {"about": WORKS[name].about, "sizes": quantiles(WORKS[name].clients())} for name in found}
+    settings = {"rounds": options.rounds, "warmup": options.warmup}
+    whole = {"hardware": hardware(), "versions": versions, "settings": settings, "works": about, "found": found}
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(whole, indent=1) + "\n")
 
 
 def quantiles(sizes: Sizes) -> dict[str, float]:
