@@ -26,6 +26,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from fedlens.data import Assignment, Examples, Federation, Population
+from fedlens.experiment import Experiment
 from fedlens.models import create_model
 from fedlens.recipe import Recipe
 from fedlens.tracking.manifest import hardware
@@ -132,6 +133,20 @@ def fedlens(work: Work, engine: str, rounds: int) -> list[tuple[int, float, floa
     return [(row["images"], row["seconds/train"] + row["seconds/other"], row["fill"]) for row in history]
 
 
+def evaluation(work: Work, rounds: int) -> list[tuple[int, float, float]]:
+    """Measuring a model with fedlens: inference, metrics of each class and of each client."""
+    people, measured = population(work), []
+    recipe = Recipe(rounds=1, cohort_size=1, device="cuda", precision="bfloat16", model=work.model, task={"classes": work.classes})
+    experiment = Experiment.of(recipe, population=people)
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        sums = experiment.engine.evaluate(experiment.begin(), people.train, recipe.evaluation.batch_size)
+        recipe.task.metrics(sums, experiment.facts)
+        measured.append((len(people.data), time.perf_counter() - start, 1.0))
+    return measured
+
+
 def loop(work: Work, rounds: int) -> list[tuple[int, float, float]]:
     """What one writes without a library: clients one after another, one module, one optimiser, autocast; channels last."""
     people, device = population(work), torch.device("cuda")
@@ -231,6 +246,7 @@ CONTENDERS: dict[str, Callable[[Work, int], list[tuple[int, float, float]]]] = {
     "sequential": lambda work, rounds: fedlens(work, "sequential", rounds),
     "lanes": lambda work, rounds: fedlens(work, "lanes", rounds),
     "centralised": centralised,
+    "evaluation": evaluation,
 }
 
 
@@ -268,9 +284,8 @@ def main() -> None:
         description=__doc__.splitlines()[0], epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--work", nargs="+", choices=WORKS, default=list(WORKS), help="what to train (all)")
-    parser.add_argument(
-        "--contender", nargs="+", choices=[*CONTENDERS, "pfl"], default=list(CONTENDERS), help="who trains it (all but pfl)"
-    )
+    names = [*CONTENDERS, "pfl"]
+    parser.add_argument("--contender", nargs="+", choices=names, default=names[:-1], help="who trains it (all but pfl)")
     parser.add_argument("--pfl", metavar="PYTHON", help="interpreter of an environment with pfl-research, for the contender pfl")
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds")
     parser.add_argument("--warmup", type=int, default=3, help="rounds before them")

@@ -12,7 +12,7 @@ import sys
 import time
 from importlib.metadata import version
 
-os.environ.setdefault("PFL_PYTORCH_DEVICE", "cuda")
+DEVICE = os.environ.setdefault("PFL_PYTORCH_DEVICE", "cuda")
 
 import numpy
 import torch
@@ -62,28 +62,25 @@ class Recorder(TrainingProcessCallback):
         self.ends = []
 
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
-        torch.cuda.synchronize()
+        if DEVICE != "cpu":
+            torch.cuda.synchronize()
         self.ends.append(time.perf_counter())
         return False, Metrics()
+
+
+def examples(count: int, task: dict):
+    images = torch.randn(count, 3, task["size"], task["size"], device=DEVICE)
+    return images, torch.randint(0, task["classes"], (count,), device=DEVICE)
 
 
 def main() -> None:
     task = json.load(sys.stdin)
     torch.manual_seed(0)
     numpy.random.seed(0)  # noqa: NPY002 (pfl draws from NumPy's global generator)
-    sizes, pixels = task["sizes"], (3, task["size"], task["size"])
-    clients = [
-        PyTorchTensorDataset(
-            (torch.randn(count, *pixels, device="cuda"), torch.randint(0, task["classes"], (count,), device="cuda"))
-        )
-        for count in sizes
-    ]
+    sizes, total = task["sizes"], task["warmup"] + task["rounds"]
+    clients = [PyTorchTensorDataset(examples(count, task)) for count in sizes]
     dataset = FederatedDataset(clients.__getitem__, get_user_sampler("minimize_reuse", range(len(sizes))))
-    learner, recorder, total = (
-        Learner(network(task["network"], task["classes"])).cuda(),
-        Recorder(),
-        task["warmup"] + task["rounds"],
-    )
+    learner, recorder = Learner(network(task["network"], task["classes"])).to(DEVICE), Recorder()
     FederatedAveraging().run(
         # with this frequency pfl evaluates in the first warm-up round and once after the timed rounds, as it must
         NNAlgorithmParams(total + 1, evaluation_frequency=total, train_cohort_size=len(sizes), val_cohort_size=None),
