@@ -12,8 +12,6 @@ import sys
 import time
 from importlib.metadata import version
 
-DEVICE = os.environ.setdefault("PFL_PYTORCH_DEVICE", "cuda")
-
 import numpy
 import torch
 import torchvision
@@ -29,6 +27,8 @@ from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
 from torch import nn
+
+DEVICE = os.environ.setdefault("PFL_PYTORCH_DEVICE", "cuda")
 
 
 def network(name: str, classes: int) -> nn.Module:
