@@ -117,7 +117,7 @@ def _mixed(launches: list[Launch]) -> tuple[Launch, ...]:
     for tail in (True, False):
         own = [number for number, launch in enumerate(launches) if launch.tail == tail]
         place |= {number: turn / len(own) for turn, number in enumerate(own)}
-    return tuple(launches[number] for number in sorted(place, key=lambda number: (place[number], number)))
+    return tuple(launches[number] for number in sorted(place, key=lambda number: (place[number], not launches[number].tail)))
 
 
 def _cut(held: Indices, limits: Limits, exact: bool, start: int = 0) -> Iterator[tuple[int, int]]:

@@ -1,0 +1,100 @@
+"""Which engine trains: what was asked for, or what applies; and a run by lanes from end to end."""
+
+from typing import ClassVar
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+from fedlens import Recipe, RecipeError, load_recipe, train
+from fedlens.algorithms.local_rules import SGD
+from fedlens.engines import Lanes, Sequential, choose
+from fedlens.tasks import Classification
+from fedlens.tracking.run_folder import RunFolder
+
+
+class OneByOne(SGD):
+    """Cannot be computed for many clients at once."""
+
+    in_lanes: ClassVar[bool] = False
+
+
+def reference(population, model):
+    task = Classification()
+    return Sequential(model, task, task.facts(population.data), population, 0, torch.device("cpu"))
+
+
+def test_without_a_gpu_clients_are_trained_one_by_one_unless_asked_otherwise(population, linear):
+    engine = reference(population, linear)
+    assert choose("auto", engine, SGD(), alone=False) == (engine, "no GPU")
+    assert choose("sequential", engine, SGD(), alone=False) == (engine, "as asked")
+    assert isinstance(choose("lanes", engine, SGD(), alone=False)[0], Lanes)
+
+
+def test_on_a_gpu_lanes_are_taken_where_they_apply(population, linear, monkeypatch):
+    engine = reference(population, linear)
+    monkeypatch.setattr(engine, "device", torch.device("cuda"))
+    monkeypatch.setattr("fedlens.engines.choice.Lanes", lambda reference: "lanes")
+    assert choose("auto", engine, SGD(), alone=False) == ("lanes", "many clients at once")
+    assert choose("auto", engine, SGD(), alone=True) == (engine, "one client at a time")
+    assert choose("auto", engine, OneByOne(), alone=False)[0] is engine
+
+
+@pytest.mark.parametrize(
+    ("rule", "layer", "message"),
+    [
+        (OneByOne(), nn.Identity(), "trains one client at a time"),
+        (SGD(), nn.BatchNorm1d(10, track_running_stats=False), "BatchNorm without running statistics"),
+    ],
+)
+def test_lanes_that_do_not_apply_are_refused_with_the_reason(population, linear, quiet, rule, layer, message):
+    recipe = Recipe(rounds=1, cohort_size=2, engine="lanes", local_rule=rule)
+    with pytest.raises(RecipeError, match=f"engine: lanes cannot be used: .*{message}.*use engine=sequential"):
+        train(recipe, model=nn.Sequential(*linear, layer), population=population, terminal=quiet)
+
+
+def test_the_run_says_which_engine_it_took_and_why(population, linear, tmp_path):
+    with open(tmp_path / "shown", "w") as file:
+        settings = {"rounds": 1, "cohort_size": 2, "engine": "lanes", "device": "cpu"}
+        result = train(Recipe(**settings), model=linear, population=population, terminal=Console(file=file))
+    assert "lanes engine (as asked)" in (tmp_path / "shown").read_text().replace("\n", " ")
+    assert result.summary["engine"] == "lanes"
+    assert 0 < result.history[0]["fill"] <= 1
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_recipe_trained_by_lanes_learns_what_the_reference_learns(quiet, precision):
+    changes = [
+        "rounds=3",
+        "cohort_size=5",
+        "data.partition.clients=400",
+        f"precision={precision}",
+        "task.train_transforms=[horizontal_flip]",
+    ]
+    runs = [train(load_recipe("quickstart", [*changes, f"engine={name}"]), terminal=quiet) for name in ("sequential", "lanes")]
+    change = [run.state.x.cpu() for run in runs]
+    error = (change[0] - change[1]).norm() / change[0].norm()
+    assert error < (1e-4 if precision == "float32" else 1e-2)
+    losses = [[row["train/loss"] for row in run.history] for run in runs]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3 if precision == "float32" else 2e-2)
+
+
+def test_lanes_end_with_the_same_bits_whether_stopped_or_not(quiet, tmp_path, monkeypatch):
+    changes = ["rounds=3", "cohort_size=5", "data.partition.clients=400", "engine=lanes", "checkpoint_seconds=0"]
+    recipe = load_recipe("quickstart", [*changes, "local_rule.momentum=0.5", "local_rule.keep_momentum=true"])
+    whole = train(recipe, out=tmp_path / "whole", terminal=quiet)
+    append = RunFolder.append
+
+    def interrupted(folder, row):
+        if row["round"] == 2:
+            raise KeyboardInterrupt
+        append(folder, row)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "append", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, out=tmp_path / "cut", terminal=quiet)
+    resumed = train(recipe, out=tmp_path / "cut", resume=True, terminal=quiet)
+    assert torch.equal(resumed.state.x, whole.state.x)
+    assert (tmp_path / "cut/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
