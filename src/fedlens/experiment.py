@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,16 +14,15 @@ from torch import Tensor, nn
 
 from fedlens.algorithms.local_work import Plan
 from fedlens.algorithms.schedules import learning_rate
-from fedlens.data import Assignment, Federation, Population, federate, mean_earth_movers_distance
+from fedlens.data import Federation, Population, federate, mean_earth_movers_distance
 from fedlens.data.population import Indices
 from fedlens.engines import Engine, Report, Sequential, choose
 from fedlens.recipe import Recipe, RecipeError
 from fedlens.state import State
 from fedlens.tasks import Facts
 from fedlens.tracking.checkpoints import tensors_in
+from fedlens.trial import check_data, try_out
 from fedlens.vector import Layout
-
-TRIED = 2  # examples, before a run begins
 
 
 @dataclass(frozen=True)
@@ -102,42 +99,23 @@ class Experiment:
                 "the model cannot be copied or laid out as a vector: call a lazy module on a batch before; take weight_norm "
                 f"from torch.nn.utils.parametrizations ({' '.join(str(error).split())})"
             ) from error
-        engine, why = choose(recipe.engine, reference, recipe.local_rule, alone=recipe.setting != "federated")
         alone = None
         if recipe.setting == "local":
             alone = recipe.sampler.sample(population.sizes, recipe.cohort_size, recipe.seed, 0)
             if not len(alone):
                 raise RecipeError(f"setting: local, but sampler '{recipe.sampler.name}' drew no client; use sampler=uniform")
-        experiment = cls(recipe, population, facts, model, engine, why, alone)
-        experiment._try_out()
-        return experiment
-
-    def _try_out(self) -> None:
-        """Evaluate and train on an example or two, so that parts that do not fit are refused before anything is written."""
-        recipe, clients = self.recipe, self.population.train.clients
-        for split, federation in self.population.evaluations().items():
-            if not len(federation.clients.examples):
-                raise RecipeError(f"data: the {split} set is empty: no example to measure the model on")
-            recipe.task.check(federation.data, self.facts)
-        everyone = np.arange(len(clients)) if self.alone is None else self.alone
-        plan = recipe.local_work.smallest(clients.offsets, clients.examples, everyone, TRIED)
-        # measured first: that a model has another number of outputs is said there, and on a GPU training would die of it
-        for split, federation in (self.population.evaluations() or {"training": self.population.train}).items():
-            few = federation.clients.examples[:TRIED]
-            with _said_of(f"a trial evaluation failed, on {len(few)} images of the {split} set"):
-                self.engine.evaluate(
-                    self.engine.begin(), Federation(federation.data, Assignment(np.array([0, len(few)]), few)), TRIED
-                )
-        drawn = _drawn(self.engine.device)
-        with _said_of(f"a trial step failed, on {len(plan.examples)} images of a client"):
-            work = self.engine.prepare(plan, recipe.local_rule)
-            for _ in self.engine.run(work, self.engine.begin(), recipe.local_rule, 0.0):
-                pass
-        if not torch.equal(drawn, _drawn(self.engine.device)):
-            raise RecipeError(
-                "the model draws from PyTorch's global generator, as F.dropout does, so that no run could be repeated: "
-                "use modules for it (nn.Dropout and its kin), which fedlens gives keys of their own"
-            )
+        check_data(recipe, population, facts)
+        trainees = np.arange(len(population)) if alone is None else alone
+        try_out(reference, recipe, population, trainees)
+        engine, why = choose(recipe.engine, reference, recipe.local_rule, alone=recipe.setting != "federated")
+        if engine is not reference:
+            try:
+                try_out(engine, recipe, population, trainees)
+            except RecipeError as error:  # a model of one's own may do what cannot be vectorised
+                if recipe.engine == engine.name:
+                    raise
+                engine, why = reference, f"no lanes: {error}"
+        return cls(recipe, population, facts, model, engine, why, alone)
 
     @property
     def rounds(self) -> int:
@@ -275,21 +253,6 @@ def _device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= seen:
         raise RecipeError(f"device: '{name}' is not there: CUDA GPUs that PyTorch sees: {seen} (use cpu or auto)")
     return device
-
-
-@contextmanager
-def _said_of(what: str) -> Iterator[None]:
-    """Whatever a model, a task or a rule raises when it is tried out, in one line and with the recipe's name before it."""
-    try:
-        yield
-    except Exception as error:
-        raise RecipeError(f"{what}: {' '.join(str(error).split()) or type(error).__name__}") from error
-
-
-def _drawn(device: torch.device) -> Tensor:
-    """The state of PyTorch's own generators: another one when something was drawn from them."""
-    states = [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
-    return torch.cat(states)
 
 
 def _input_shape(recipe: Recipe, population: Population, facts: Facts) -> torch.Size:

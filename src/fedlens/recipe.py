@@ -86,10 +86,10 @@ class Model(Settings):
 
 
 class Evaluation(Settings):
-    """When the model is measured: every so many rounds and after the last; `batch_size` only sets the speed."""
+    """When the model is measured: every so many rounds and after the last; `batch_size` only sets the speed (chosen by itself)."""
 
     every: Positive = 1
-    batch_size: Positive = 500
+    batch_size: Positive | None = None
 
 
 def _known_device(device: str) -> str:

@@ -12,7 +12,7 @@ from torch import nn
 from fedlens.algorithms.server_rules import ServerRule
 from fedlens.algorithms.updates import Combined
 from fedlens.data import Population
-from fedlens.engines import Admission, Report, repeatable_convolutions
+from fedlens.engines import Admission, Report, repeatable_layers
 from fedlens.experiment import Agenda, Experiment
 from fedlens.recipe import Recipe
 from fedlens.state import State
@@ -50,7 +50,7 @@ def train(
     """
     experiment = Experiment.of(recipe, model, population)
     recipe, engine = experiment.recipe, experiment.engine
-    with repeatable_convolutions(), open_run(experiment, out, resume, terminal or Terminal(stderr=True)) as run:
+    with repeatable_layers(engine.device), open_run(experiment, out, resume, terminal or Terminal(stderr=True)) as run:
         state, agenda = run.state, Agenda(experiment)
         for round in range(state.round, experiment.rounds):
             with run.timed("train"):

@@ -10,6 +10,7 @@ from torch import nn
 from fedlens import Recipe, RecipeError, load_recipe, train
 from fedlens.algorithms.local_rules import SGD
 from fedlens.engines import Lanes, Sequential, choose
+from fedlens.experiment import Experiment
 from fedlens.tasks import Classification
 from fedlens.tracking.run_folder import RunFolder
 
@@ -49,7 +50,8 @@ def test_on_a_gpu_lanes_are_taken_where_they_apply(population, linear, monkeypat
     ],
 )
 def test_lanes_that_do_not_apply_are_refused_with_the_reason(population, linear, quiet, rule, layer, message):
-    recipe = Recipe(rounds=1, cohort_size=2, engine="lanes", local_rule=rule)
+    work = {"name": "steps", "batch_size": 5}
+    recipe = Recipe(rounds=1, cohort_size=2, engine="lanes", local_rule=rule, local_work=work)
     with pytest.raises(RecipeError, match=f"engine: lanes cannot be used: .*{message}.*use engine=sequential"):
         train(recipe, model=nn.Sequential(*linear, layer), population=population, terminal=quiet)
 
@@ -98,3 +100,24 @@ def test_lanes_end_with_the_same_bits_whether_stopped_or_not(quiet, tmp_path, mo
     resumed = train(recipe, out=tmp_path / "cut", resume=True, terminal=quiet)
     assert torch.equal(resumed.state.x, whole.state.x)
     assert (tmp_path / "cut/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
+
+
+class Counting(nn.Module):
+    """Asks for a number of its input, which nothing vectorised can give."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(10))
+
+    def forward(self, x):
+        return x * self.scale * float(x.detach().sum() * 0 + self.scale.detach()[0] * 0 + 1)
+
+
+def test_a_model_that_cannot_be_vectorised_is_trained_one_by_one(population, linear, quiet, monkeypatch):
+    model = nn.Sequential(*linear, Counting())
+    with pytest.raises(RecipeError, match="a trial step failed"):
+        train(Recipe(rounds=1, cohort_size=2, engine="lanes"), model=model, population=population, terminal=quiet)
+    monkeypatch.setattr("fedlens.experiment.choose", lambda wanted, reference, *rest, **also: (Lanes(reference), "many"))
+    experiment = Experiment.of(Recipe(rounds=1, cohort_size=2), model, population)
+    assert experiment.engine.name == "sequential"
+    assert experiment.why.startswith("no lanes: a trial step failed")

@@ -33,7 +33,10 @@ class Feed:
 
     def batch(self, ids: Tensor) -> dict[str, Tensor]:
         """The examples with these ids (a tensor where the columns are), on the device."""
-        return {name: values.index_select(0, ids).to(self.device, non_blocking=True) for name, values in self.columns.items()}
+        chosen = {name: values.index_select(0, ids) for name, values in self.columns.items()}
+        if self.resident:
+            return chosen
+        return {name: values.pin_memory().to(self.device, non_blocking=True) for name, values in chosen.items()}
 
     def ids(self, ids: NDArray[np.int64]) -> Tensor:
         """Example ids as a tensor where the columns are."""

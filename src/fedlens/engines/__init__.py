@@ -3,7 +3,7 @@
 from fedlens.engines.admission import Admission, Report
 from fedlens.engines.choice import Engine, EngineName, choose
 from fedlens.engines.lanes import Lanes
-from fedlens.engines.repeatable import repeatable_convolutions
+from fedlens.engines.repeatable import repeatable_layers
 from fedlens.engines.sequential import Precision, Sequential
 
-__all__ = ["Admission", "Engine", "EngineName", "Lanes", "Precision", "Report", "Sequential", "choose", "repeatable_convolutions"]
+__all__ = ["Admission", "Engine", "EngineName", "Lanes", "Precision", "Report", "Sequential", "choose", "repeatable_layers"]

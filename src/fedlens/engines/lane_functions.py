@@ -172,6 +172,16 @@ class MaxPool(torch.autograd.Function):
         return max_pool_gradient(g.contiguous(memory_format=torch.channels_last), which, *ctx.geometry), None, None, None
 
 
+def lane_linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    """x [L · B, …, I] by a weight for each lane, w [L, O, I] and bias [L, O], or by one for all."""
+    if w.ndim == 2:
+        y = F.linear(x, w)
+    else:
+        rows = x.unflatten(0, (len(w), -1)).flatten(1, -2)  # [L, B · …, I]
+        y = LinearMap.apply(rows, w, destination(w)).view(*x.shape[:-1], -1)
+    return y if bias is None else y + per_image(bias, 1, y, last=True)
+
+
 def together(x: Tensor, lanes: int) -> Tensor:
     """Lanes side by side in the channels: [L · B, C, …] → [B, L · C, …]."""
     return x.unflatten(0, (lanes, -1)).transpose(0, 1).flatten(1, 2)
@@ -180,3 +190,15 @@ def together(x: Tensor, lanes: int) -> Tensor:
 def apart(x: Tensor, lanes: int) -> Tensor:
     """Lanes one after another again: [B, L · C, …] → [L · B, C, …]."""
     return x.unflatten(1, (lanes, -1)).transpose(0, 1).flatten(0, 1)
+
+
+def per_image(value: Tensor, own: int, x: Tensor, last: bool = False) -> Tensor:
+    """Broadcast a layer's `value`, of `own` dimensions or with one more for lanes, against images x [L · B, …].
+
+    Its dimensions are those after the first of x, or its `last` ones.
+    """
+    lanes = value if value.ndim > own else value[None]
+    value = lanes[:, None].expand(-1, len(x) // len(lanes), *lanes.shape[1:]).flatten(0, 1).to(x.dtype)
+    missing = x.ndim - value.ndim
+    at = 1 if last else value.ndim
+    return value.view(*value.shape[:at], *(1,) * missing, *value.shape[at:])

@@ -17,18 +17,21 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
+from torchvision.models.vision_transformer import Encoder, VisionTransformer
 
 from fedlens.engines import lane_functions
 from fedlens.engines.lane_functions import (
     Convolution,
     GroupedConvolution,
     GroupNorm,
-    LinearMap,
     MaxPool,
     apart,
     destination,
+    lane_linear,
+    per_image,
     together,
 )
+from fedlens.engines.lane_transformers import LaneEncoder, LaneMultiheadAttention, LaneVisionTransformer
 from fedlens.models.dropout import KeyedDropout, keyed_uniform
 from fedlens.models.surgery import FrozenBatchNorm
 
@@ -64,12 +67,7 @@ class LaneLinear(nn.Linear):
     """Linear map: a batched matrix product."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.weight.ndim == 2:
-            y = F.linear(x, self.weight)
-        else:
-            rows = x.unflatten(0, (len(self.weight), -1)).flatten(1, -2)  # [L, B · …, in]
-            y = LinearMap.apply(rows, self.weight, destination(self.weight)).view(*x.shape[:-1], -1)
-        return y if self.bias is None else y + per_image(self.bias, 1, y, last=True)
+        return lane_linear(x, self.weight, self.bias)
 
 
 class LaneGroupNorm(nn.GroupNorm):
@@ -153,9 +151,16 @@ LANE_LAYERS: dict[type[nn.Module], type[nn.Module]] = {
     nn.GroupNorm: LaneGroupNorm,
     nn.LayerNorm: LaneLayerNorm,
     nn.MaxPool2d: LaneMaxPool2d,
+    nn.MultiheadAttention: LaneMultiheadAttention,
     FrozenBatchNorm: LaneFrozenBatchNorm,
     KeyedDropout: LaneKeyedDropout,
     **{kind: type(f"Lane{kind.__name__}", (LaneBatchNorm, kind), {}) for kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)},
+}
+
+
+COMPOSED: dict[type[nn.Module], type[nn.Module]] = {  # of layers, beside parameters of their own
+    VisionTransformer: LaneVisionTransformer,
+    Encoder: LaneEncoder,
 }
 
 
@@ -165,7 +170,11 @@ def lanes_(model: nn.Module) -> None:
     kind = type(model)
     if isinstance(model, _BatchNorm) and not model.track_running_stats:
         raise ValueError("BatchNorm without running statistics cannot be kept apart by lanes; use the sequential engine")
-    if kind in LANE_LAYERS and not (isinstance(model, nn.Conv2d) and unusual(model)):
+    if kind in COMPOSED:
+        model.__class__ = COMPOSED[kind]
+        for child in model.children():
+            lanes_(child)
+    elif kind in LANE_LAYERS and not (isinstance(model, nn.Conv2d) and unusual(model)):
         model.__class__ = LANE_LAYERS[kind]
     elif holds:
         model.__class__ = vmapped(kind)
@@ -197,15 +206,3 @@ def vmapped(kind: type[nn.Module]) -> type[nn.Module]:
 
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
     return dict(module.named_parameters()) | dict(module.named_buffers())
-
-
-def per_image(value: Tensor, own: int, x: Tensor, last: bool = False) -> Tensor:
-    """Broadcast a layer's `value`, of `own` dimensions or with one more for lanes, against images x [L · B, …].
-
-    Its dimensions are those after the first of x, or its `last` ones.
-    """
-    lanes = value if value.ndim > own else value[None]
-    value = lanes[:, None].expand(-1, len(x) // len(lanes), *lanes.shape[1:]).flatten(0, 1).to(x.dtype)
-    missing = x.ndim - value.ndim
-    at = 1 if last else value.ndim
-    return value.view(*value.shape[:at], *(1,) * missing, *value.shape[at:])

@@ -76,7 +76,7 @@ class Lanes:
     def begin(self) -> State:
         return self.reference.begin()
 
-    def evaluate(self, state: State, federation: Federation, batch_size: int) -> Sums:
+    def evaluate(self, state: State, federation: Federation, batch_size: int | None = None) -> Sums:
         return self.reference.evaluate(state, federation, batch_size)
 
     def prepare(self, plan: Plan, rule: LocalRule) -> list[Wave]:

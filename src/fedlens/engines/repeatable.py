@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 @contextmanager
-def repeatable_convolutions() -> Iterator[None]:
-    """Within, cuDNN chooses among its deterministic algorithms, and by rule instead of by the clock."""
+def repeatable_layers(device: torch.device) -> Iterator[None]:
+    """Within, cuDNN chooses among its deterministic algorithms, and by rule instead of by the clock; attention is plain."""
     library = torch.backends.cudnn
     before = library.deterministic, library.benchmark
     library.deterministic, library.benchmark = True, False
     try:
-        yield
+        with sdpa_kernel(SDPBackend.MATH) if device.type == "cuda" else nullcontext():
+            yield
     finally:
         library.deterministic, library.benchmark = before
 

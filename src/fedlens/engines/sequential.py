@@ -24,6 +24,8 @@ from fedlens.state import State
 from fedlens.tasks import Facts, Sums, Task
 from fedlens.vector import Layout, private_buffers
 
+PIXELS = 1 << 26  # measured at a time on a GPU: about 1,300 images of 224 × 224
+
 Precision: TypeAlias = Literal["float32", "bfloat16"]
 
 
@@ -101,9 +103,9 @@ class Sequential:
         for layout, vector in ((self.parameters, self.w), (self.statistics, self.s), (self.counters, self.c)):
             layout.check_bound(self.model, vector)
 
-    def evaluate(self, state: State, federation: Federation, batch_size: int) -> Sums:
+    def evaluate(self, state: State, federation: Federation, batch_size: int | None = None) -> Sums:
         """Measure a state on a federation's examples, with one row of sums for each of its clients."""
-        feed = self.feed(federation)
+        feed, batch_size = self.feed(federation), batch_size or self._batch_size(federation)
         ids = feed.ids(federation.clients.examples)
         group = torch.from_numpy(federation.clients.client_of_each()).to(self.device)
         sums = self.task.begin_sums(self.facts, len(federation.clients), self.device)
@@ -117,6 +119,13 @@ class Sequential:
                     self.task.add(sums, outputs, targets, groups)
         self.model.train()
         return sums
+
+    def _batch_size(self, federation: Federation) -> int:
+        """How many images are measured at a time: a GPU is filled, a CPU's caches are not overrun."""
+        image = federation.data.columns.get("image")
+        if self.device.type == "cpu" or image is None:
+            return 500
+        return min(1 << 14, max(64, PIXELS // int(np.prod(image.shape[1:3]))))
 
     def _load(self, state: State) -> None:
         self.w.copy_(state.x)

@@ -1,0 +1,61 @@
+"""Before anything is written: measure and train on an example or two, so that parts that do not fit each other are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlens.data import Assignment, Federation, Population
+from fedlens.data.population import Indices
+from fedlens.engines import Engine
+from fedlens.recipe import Recipe, RecipeError
+from fedlens.tasks import Facts
+
+TRIED = 2  # examples
+
+
+def check_data(recipe: Recipe, population: Population, facts: Facts) -> None:
+    """Hold the evaluation sets against what the training set says."""
+    for split, federation in population.evaluations().items():
+        if not len(federation.clients.examples):
+            raise RecipeError(f"data: the {split} set is empty: no example to measure the model on")
+        recipe.task.check(federation.data, facts)
+
+
+def try_out(engine: Engine, recipe: Recipe, population: Population, trainees: Indices) -> None:
+    """Refuse what an engine cannot measure or train; `trainees` are the clients that may come up."""
+    clients = population.train.clients
+    plan = recipe.local_work.smallest(clients.offsets, clients.examples, trainees, TRIED)
+    # measured first: that a model has another number of outputs is said there, and on a GPU training would die of it
+    for split, federation in (population.evaluations() or {"training": population.train}).items():
+        few = federation.clients.examples[:TRIED]
+        with _said_of(f"a trial evaluation failed, on {len(few)} images of the {split} set"):
+            engine.evaluate(engine.begin(), Federation(federation.data, Assignment(np.array([0, len(few)]), few)), TRIED)
+    drawn = _drawn(engine.device)
+    with _said_of(f"a trial step failed, on {len(plan.examples)} images of a client"):
+        for _ in engine.run(engine.prepare(plan, recipe.local_rule), engine.begin(), recipe.local_rule, 0.0):
+            pass
+    if not torch.equal(drawn, _drawn(engine.device)):
+        raise RecipeError(
+            "the model draws from PyTorch's global generator, as F.dropout does, so that no run could be repeated: "
+            "use modules for it (nn.Dropout and its kin), which fedlens gives keys of their own"
+        )
+
+
+@contextmanager
+def _said_of(what: str) -> Iterator[None]:
+    """Whatever a model, a task or a rule raises when it is tried out, in one line and with the recipe's name before it."""
+    try:
+        yield
+    except Exception as error:
+        raise RecipeError(f"{what}: {' '.join(str(error).split()) or type(error).__name__}") from error
+
+
+def _drawn(device: torch.device) -> Tensor:
+    """The state of PyTorch's own generators: another one when something was drawn from them."""
+    states = [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
+    return torch.cat(states)
