@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from fedlens.algorithms.local_rules import SGD, Context
+from fedlens.engines import depthwise_kernels
 from fedlens.engines.channel_kernels import channel_sums, group_norm, group_norm_gradient, lane_sums
 from fedlens.engines.lane_kernels import Geometry, Tile, convolve, in_fours, input_gradient, weight_gradient
 from fedlens.engines.pool_kernels import max_pool, max_pool_gradient
@@ -57,6 +58,29 @@ def test_convolutions_with_a_weight_for_each_lane(shape):
         found = torch.full_like(of_w, float("nan"))
         weight_gradient(wide, g, found, geometry, tile)
         torch.testing.assert_close(found, of_w, rtol=1e-3, atol=1e-3)
+
+
+# lanes, images a lane, channels, kernel, stride, padding, dilation, size
+DEPTHWISE = [(2, 3, 8, 3, 1, 1, 1, 9), (3, 2, 24, 3, 2, 1, 1, 8), (1, 2, 16, 5, 2, 2, 1, 11), (2, 1, 130, 3, 1, 2, 2, 7)]
+
+
+@pytest.mark.parametrize("shape", DEPTHWISE, ids=str)
+def test_depthwise_convolutions_with_a_weight_for_each_lane(shape):
+    lanes, batch, channels, taps, stride, padding, dilation, size = shape
+    geometry = Geometry(stride, (padding, padding), dilation)
+    x = inner(normal(lanes * batch, channels, size, size)).requires_grad_()
+    w = normal(lanes, channels, 1, taps, taps, seed=1).requires_grad_()
+    parts = zip(x.split(batch), w, strict=True)
+    expected = torch.cat([F.conv2d(one, own, None, stride, padding, dilation, channels) for one, own in parts])
+    y = depthwise_kernels.convolve(x.detach(), w.detach(), geometry)
+    torch.testing.assert_close(y, expected, **CLOSE)
+    assert not y._is_view()
+    g = inner(normal(*expected.shape, seed=3))
+    of_x, of_w = torch.autograd.grad(expected, (x, w), g)
+    torch.testing.assert_close(depthwise_kernels.input_gradient(g, w.detach(), (size, size), geometry), of_x, **CLOSE)
+    found = torch.full_like(of_w, float("nan"))
+    depthwise_kernels.weight_gradient(x.detach(), g, found, geometry)
+    torch.testing.assert_close(found, of_w, **CLOSE)
 
 
 @pytest.mark.parametrize("lanes", [None, 1, 2])

@@ -258,6 +258,7 @@ def test_the_kernels_fit_together(population, monkeypatch, limits, rule):
     """Also without a GPU, where Triton's interpreter runs them."""
     monkeypatch.setattr("fedlens.engines.lane_functions.by_kernels", lambda x: True)
     pooled = [nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1), nn.ReLU(inplace=True)]
-    model = convolutional(*pooled, nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(inplace=True), nn.GroupNorm(4, 16), nn.Upsample(9))
+    depthwise = nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.ReLU(inplace=True)
+    model = convolutional(*pooled, nn.Conv2d(8, 16, 3, padding=1), *depthwise, nn.GroupNorm(4, 16), nn.Upsample(9))
     model[-1] = nn.Linear(144, 10)
     compare(model, population, limits=limits, work=Epochs(batch_size=16, epochs=2), rule=RULES[rule])

@@ -92,8 +92,34 @@ class Convolution(torch.autograd.Function):
         return dx, dw, db, None, None
 
 
+class DepthwiseConvolution(torch.autograd.Function):
+    """A convolution of each channel by itself, with a weight for each lane, w [L, C, 1, k, k]: by our own kernels."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, geometry: Any, into: Tensor | None) -> Tensor:
+        from fedlens.engines.depthwise_kernels import convolve
+
+        x = x.contiguous(memory_format=torch.channels_last)
+        ctx.save_for_backward(x, w)
+        ctx.geometry, ctx.into = geometry, into
+        return convolve(x, w, geometry)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        from fedlens.engines.depthwise_kernels import input_gradient, weight_gradient
+
+        (g,), (x, w), dx, dw = gradients, ctx.saved_tensors, None, None
+        g = g.contiguous(memory_format=torch.channels_last)
+        if ctx.needs_input_grad[0]:
+            dx = input_gradient(g, w, (x.shape[2], x.shape[3]), ctx.geometry)
+        if ctx.needs_input_grad[1]:
+            dw = w.new_empty(w.shape) if ctx.into is None else ctx.into
+            weight_gradient(x, g, dw, ctx.geometry)
+        return dx, dw, None, None
+
+
 class GroupedConvolution(torch.autograd.Function):
-    """A convolution with a weight for each lane as a grouped one, a lane a group or several: for CPUs and for depthwise ones."""
+    """A convolution with a weight for each lane as a grouped one, a lane a group or several."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, geometry: tuple[Any, Any, Any], groups: int) -> Tensor:

@@ -22,6 +22,7 @@ from torchvision.models.vision_transformer import Encoder, VisionTransformer
 from fedlens.engines import lane_functions
 from fedlens.engines.lane_functions import (
     Convolution,
+    DepthwiseConvolution,
     GroupedConvolution,
     GroupNorm,
     MaxPool,
@@ -43,8 +44,10 @@ class LaneConv2d(nn.Conv2d):
         geometry = self.stride, self.padding, self.dilation
         if self.weight.ndim == 4:  # frozen: one weight for all
             y = F.conv2d(x, self.weight, None, *geometry, self.groups)  # type: ignore[arg-type]
-        elif (own := self.kernel_geometry(x)) is not None:
+        elif (own := self.kernel_geometry(x)) is not None and self.groups == 1:
             return Convolution.apply(x, self.weight, self.lane_bias(), own, destination(self.weight))
+        elif own is not None and self.groups == self.in_channels == self.out_channels:
+            y = DepthwiseConvolution.apply(x, self.weight, own, destination(self.weight))
         else:
             y = GroupedConvolution.apply(x, self.weight, geometry, self.groups)
         return y if self.bias is None else y + per_image(self.bias, 1, y)
@@ -52,7 +55,7 @@ class LaneConv2d(nn.Conv2d):
     def kernel_geometry(self, x: Tensor) -> Any:
         """What our kernels need to know of this convolution; None where they do not apply."""
         square = len({*self.stride}) == len({*self.dilation}) == 1 and (self.stride[0] == 1 or self.dilation[0] == 1)
-        if not lane_functions.by_kernels(x) or self.groups > 1 or not square:
+        if not lane_functions.by_kernels(x) or not square:
             return None
         from fedlens.engines.lane_kernels import Geometry
 
