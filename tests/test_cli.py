@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import signal
 import subprocess
@@ -144,6 +145,8 @@ def test_an_interrupted_run_ends_cleanly_says_how_to_go_on_and_refuses_company_m
     second = call("resume", tmp_path / "run")
     assert (second.exit_code, f"in use by process {process.pid}" in second.stderr.replace("\n", " ")) == (3, True)
     process.send_signal(number)
+    time.sleep(0.004)
+    process.send_signal(signal.SIGINT)  # an impatient second time, which must not cost what was done
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert f"go on with: fedlens resume {tmp_path / 'run'}" in errors.replace("\n", " ")
@@ -151,3 +154,10 @@ def test_an_interrupted_run_ends_cleanly_says_how_to_go_on_and_refuses_company_m
     done = int(re.search(r"stopped after round (\d+) of 4000", errors)[1])
     assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) >= done > 0
     assert (tmp_path / "run/checkpoints/last.safetensors").exists()
+
+
+def test_a_terminal_that_knows_few_letters_gets_what_it_can_show():
+    command = [sys.executable, "-m", "fedlens", "show", "quickstart", "description=Zoë"]
+    for extra, expected in (([], "Zo\\xeb"), (["--json"], "Zo\\u00eb")):
+        done = subprocess.run([*command, *extra], capture_output=True, text=True, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+        assert (done.returncode, expected in done.stdout) == (0, True)

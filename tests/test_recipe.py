@@ -256,3 +256,13 @@ def test_settings_that_have_no_meaning_are_named():
 def test_a_recipe_cannot_be_changed():
     with pytest.raises(ValueError, match="frozen"):
         Recipe(**SMALL).rounds = 3
+
+
+def test_parts_of_parts_are_reached_without_saying_their_name_again():
+    recipe = load_recipe("quickstart", ["local_rule.schedule.warmup_rounds=3"])
+    assert (recipe.local_rule.schedule.name, recipe.local_rule.schedule.warmup_rounds) == ("constant", 3)
+
+
+@pytest.mark.parametrize("text", ["&x y", "|", "a\nb", "!!x", "a # b", "> c"])
+def test_a_text_on_the_command_line_needs_no_quotes(text):
+    assert load_recipe("quickstart", [f"description={text}"]).description == text

@@ -1,14 +1,17 @@
 import copy
 import json
+import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 from torch import nn
 
 from fedlens import Recipe, RecipeError, load_recipe, train
+from fedlens.algorithms.aggregators import WeightedMean
 from fedlens.algorithms.local_rules import SGD
 from fedlens.algorithms.samplers import Uniform
 from fedlens.algorithms.server_rules import SERVER_RULES, ServerMomentum, ServerSGD
@@ -26,8 +29,8 @@ def vector(model):
 def run(population, linear, quiet):
     """Train on the small population with BASE and what is given."""
 
-    def go(population=population, model=linear, out=None, resume=False, **settings):
-        return train(Recipe(**(BASE | settings)), model=model, population=population, out=out, resume=resume, terminal=quiet)
+    def go(population=population, model=linear, out=None, resume=False, terminal=quiet, **settings):
+        return train(Recipe(**(BASE | settings)), model=model, population=population, out=out, resume=resume, terminal=terminal)
 
     return go
 
@@ -450,6 +453,12 @@ def refuse(error):
     raise error
 
 
+def shared_buffers():
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(784), nn.BatchNorm1d(784), nn.Linear(784, 10))
+    model[2].running_mean = model[1].running_mean
+    return model
+
+
 OLD_WEIGHT_NORM = "ignore:.*weight_norm.*is deprecated"
 ODD_MODELS = {
     "a failed assertion without a text": (
@@ -475,8 +484,15 @@ ODD_MODELS = {
     ),
     "dropout as a function": (
         lambda: Odd(lambda self, y: nn.functional.dropout(y, 0.5, self.training)),
-        "draws from PyTorch's global generator",
+        "draws from a global generator",
     ),
+    "dropout where nothing is learnt": (
+        lambda: Odd(lambda self, y: y if self.training else nn.functional.dropout(y, 0.5)),
+        "draws from a global generator",
+    ),
+    "noise of NumPy's": (lambda: Odd(lambda self, y: y + np.random.random()), "draws from a global generator"),  # noqa: NPY002
+    "noise of Python's": (lambda: Odd(lambda self, y: y + random.random()), "draws from a global generator"),
+    "buffers that are one tensor": (lambda: shared_buffers(), r"'1\.running_mean' and '2\.running_mean' are one tensor"),
 }
 
 
@@ -552,3 +568,43 @@ def test_an_answer_of_somebody_unknown_is_named_by_its_id(population):
     assert population.train.clients.client_name(1) == "client b"
     assert population.train.clients.client_name(17) == "17"
     assert population.train.clients.client_name(-1) == "-1"
+
+
+def test_the_trial_takes_batches_as_they_will_be(run, population):
+    """A BatchNorm over parts of the batch, which takes no two images but every eight."""
+
+    class Ghost(nn.BatchNorm1d):
+        def forward(self, x):
+            return (
+                torch.cat([super(Ghost, self).forward(part) for part in x.view(-1, 4, 10)]) if self.training else super().forward(x)
+            )
+
+    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10), Ghost(10))
+    assert run(model=model, local_work={"batch_size": 8, "last_batch": "drop"}).summary["rounds"] == 5
+
+
+def test_a_cohort_that_weighs_nothing_leaves_the_model_as_it_is(run, population):
+    class Picky(WeightedMean):
+        def weights(self, sizes):
+            return torch.zeros_like(sizes)
+
+    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10), nn.BatchNorm1d(10))
+    work = {"name": "steps", "batch_size": 5}
+    result = run(model=model, aggregator=Picky(), local_work=work)
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in result.model.state_dict().items())
+
+
+@pytest.mark.parametrize("damage", ["flipped", "gone"])
+def test_a_damaged_best_is_noticed_and_sought_anew(run, tmp_path, damage):
+    run(out=tmp_path / "run", rounds=3)
+    best = tmp_path / "run/checkpoints/best.safetensors"
+    if damage == "gone":
+        best.unlink()
+    else:
+        content = bytearray(best.read_bytes())
+        content[-9] ^= 1
+        best.write_bytes(content)
+    with open(tmp_path / "shown", "w") as file:
+        again = run(out=tmp_path / "run", rounds=3, resume=True, terminal=Console(file=file, width=500))
+    assert "best.safetensors is damaged or gone" in (tmp_path / "shown").read_text()
+    assert again.summary["best"] is None

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -144,7 +145,8 @@ def show_result(result: Result, as_json: bool) -> None:
 
 
 def print_json(content: Any) -> None:
-    print(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False))
+    plain = "utf" not in (sys.stdout.encoding or "").lower()
+    print(json.dumps(content, indent=1, ensure_ascii=plain, allow_nan=False))
 
 
 @contextmanager
@@ -173,4 +175,7 @@ def main() -> None:
     if wrong := [argument for argument in sys.argv[1:] if not is_unicode(argument)]:
         print(f"fedlens: argument {wrong[0]!r} is not a text in UTF-8", file=sys.stderr)
         raise SystemExit(BAD_INPUT)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal may know fewer letters than a recipe
     app()

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, model_validator
 from torch import nn
 
 from fedlens.algorithms.aggregators import AGGREGATORS, Aggregator, WeightedMean
@@ -22,7 +22,7 @@ from fedlens.algorithms.server_rules import SERVER_RULES, ServerRule, ServerSGD
 from fedlens.data import IID, PARTITIONS, SOURCES, Partition, Source
 from fedlens.engines import EngineName, Precision
 from fedlens.models import MODELS, create_model
-from fedlens.registry import SETTINGS, BadSettings, Part, WrittenFloat, WrittenInt, as_written, chosen_from, nearest
+from fedlens.registry import BadSettings, Block, WrittenFloat, WrittenInt, chosen_from, nearest
 from fedlens.tasks import TASKS, Classification, Task
 from fedlens.tracking.trackers import TRACKERS, Tracker
 
@@ -35,28 +35,7 @@ class RecipeError(ValueError):
     """A recipe that cannot be run; the message names the place, what stands there and what was expected."""
 
 
-class Settings(BaseModel):
-    """A block of a recipe; a key that it does not know is an error."""
-
-    model_config = SETTINGS
-    _as_written = field_validator("*", mode="before")(as_written)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _settings_of_the_default_part(cls, values: Any) -> Any:
-        """`task: {top_k: [5]}` without a name changes the part that is there by default."""
-        if not isinstance(values, Mapping):
-            return values
-        defaults = {key: cls.model_fields[key].default for key in values if key in cls.model_fields}
-        return {
-            key: {"name": defaults[key].name, **value}
-            if isinstance(value, Mapping) and isinstance(defaults.get(key), Part)
-            else value
-            for key, value in values.items()
-        }
-
-
-class Data(Settings):
+class Data(Block):
     """Which examples there are, who holds them, and the share of each client's that is kept aside for validation."""
 
     source: Annotated[Source, chosen_from(SOURCES)]
@@ -69,7 +48,7 @@ def _known_model(name: str) -> str:
     return name
 
 
-class Model(Settings):
+class Model(Block):
     """A registered model and the surgery on it: the arguments of `create_model`; classes and channels come from the data."""
 
     name: Annotated[str, AfterValidator(_known_model)]
@@ -85,7 +64,7 @@ class Model(Settings):
         return create_model(settings.pop("name"), classes, channels=channels, image_size=image_size, seed=seed, **settings)
 
 
-class Evaluation(Settings):
+class Evaluation(Block):
     """When the model is measured: every so many rounds and after the last; `batch_size` only sets the speed (chosen by itself)."""
 
     every: Positive = 1
@@ -104,7 +83,7 @@ def _folder_name(name: str) -> str:
     return name
 
 
-class Recipe(Settings):
+class Recipe(Block):
     """An experiment: who trains, on what, how, and for how long.
 
     `setting` is 'federated'; 'centralised' trains the same model on all examples in one hand, a round being the local work
@@ -351,7 +330,8 @@ def _value(text: str) -> Any:
     except yaml.YAMLError:
         return text
     quoted = text.startswith(("'", '"')) or isinstance(value, list | dict)
-    return text if re.search(r"(^|\s)#", text) and not quoted else value
+    changed = isinstance(value, str) or re.search(r"(^|\s)#", text)  # `&x y` and `a # b` are texts too
+    return text if changed and not quoted else value
 
 
 def _place(inside: dict[str, Any] | list[Any], step: str, key: str, where: str) -> Any:

@@ -18,6 +18,7 @@ from pydantic import (
     ValidationInfo,
     field_validator,
     model_serializer,
+    model_validator,
 )
 from pydantic_core.core_schema import CoreSchema, SerializerFunctionWrapHandler
 
@@ -41,15 +42,6 @@ class BadSettings(ValueError):
     def __init__(self, part: type[BaseModel], error: ValidationError):
         super().__init__(str(error))
         self.part, self.error = part, error
-
-
-SETTINGS = ConfigDict(
-    frozen=True,
-    extra="forbid",
-    validate_default=True,
-    allow_inf_nan=False,
-    ser_json_inf_nan="constants",
-)
 
 
 class WrittenInt(int):
@@ -102,14 +94,38 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-class Part(BaseModel):
+class Block(BaseModel):
+    """Settings, checked in full when they are given: a key that the block does not know is an error."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+        allow_inf_nan=False,
+        ser_json_inf_nan="constants",
+    )
+    _as_written = field_validator("*", mode="before")(as_written)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _settings_of_the_default_part(cls, values: Any) -> Any:
+        """`task: {top_k: [5]}` without a name changes the part that is there by default."""
+        if not isinstance(values, Mapping):
+            return values
+        defaults = {key: cls.model_fields[key].default for key in values if key in cls.model_fields}
+        return {
+            key: {"name": defaults[key].name, **value}
+            if isinstance(value, Mapping) and isinstance(defaults.get(key), Part)
+            else value
+            for key, value in values.items()
+        }
+
+
+class Part(Block):
     """A building block of an experiment: its fields are its settings, its methods what it does.
 
     A part is frozen and holds no state: what changes from round to round is passed in and returned.
     """
-
-    model_config = SETTINGS
-    _as_written = field_validator("*", mode="before")(as_written)
 
     name: ClassVar[str]  # under which the class is registered; of one that is not, where it is defined
 

@@ -74,8 +74,8 @@ def train(
 
 
 def advance(state: State, update: Combined | None, report: Report, rule: ServerRule, learning_rate: float) -> State:
-    """One step of the server; a round in which no update was admitted leaves the model as it is."""
-    if update is None or report.admitted == 0:
+    """One step of the server; a round in which no update was admitted, or all weigh nothing, leaves the model as it is."""
+    if update is None or report.admitted == 0 or not update.weight > 0:
         return replace(state, round=state.round + 1)
     x, memory = rule.step(state.x, update.vector, state.memory, learning_rate)
     kept = {**state.kept, **report.kept} if report.kept else state.kept

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedlens.data import Assignment, Federation, Population
 from fedlens.data.population import Indices
@@ -15,7 +15,7 @@ from fedlens.engines import Engine
 from fedlens.recipe import Recipe, RecipeError
 from fedlens.tasks import Facts
 
-TRIED = 2  # examples
+MEASURED, TRAINED = 2, 8  # examples at most
 
 
 def check_data(recipe: Recipe, population: Population, facts: Facts) -> None:
@@ -29,20 +29,20 @@ def check_data(recipe: Recipe, population: Population, facts: Facts) -> None:
 def try_out(engine: Engine, recipe: Recipe, population: Population, trainees: Indices) -> None:
     """Refuse what an engine cannot measure or train; `trainees` are the clients that may come up."""
     clients = population.train.clients
-    plan = recipe.local_work.smallest(clients.offsets, clients.examples, trainees, TRIED)
+    plan = recipe.local_work.smallest(clients.offsets, clients.examples, trainees, TRAINED)
+    drawn = _drawn(engine.device)
     # measured first: that a model has another number of outputs is said there, and on a GPU training would die of it
     for split, federation in (population.evaluations() or {"training": population.train}).items():
-        few = federation.clients.examples[:TRIED]
+        few = federation.clients.examples[:MEASURED]
         with _said_of(f"a trial evaluation failed, on {len(few)} images of the {split} set"):
-            engine.evaluate(engine.begin(), Federation(federation.data, Assignment(np.array([0, len(few)]), few)), TRIED)
-    drawn = _drawn(engine.device)
+            engine.evaluate(engine.begin(), Federation(federation.data, Assignment(np.array([0, len(few)]), few)), MEASURED)
     with _said_of(f"a trial step failed, on {len(plan.examples)} images of a client"):
         for _ in engine.run(engine.prepare(plan, recipe.local_rule), engine.begin(), recipe.local_rule, 0.0):
             pass
-    if not torch.equal(drawn, _drawn(engine.device)):
+    if drawn != _drawn(engine.device):
         raise RecipeError(
-            "the model draws from PyTorch's global generator, as F.dropout does, so that no run could be repeated: "
-            "use modules for it (nn.Dropout and its kin), which fedlens gives keys of their own"
+            "the model draws from a global generator (PyTorch's, as F.dropout does, or NumPy's or Python's), so that no run could "
+            "be repeated: use modules for it (nn.Dropout and its kin), which fedlens gives keys of their own"
         )
 
 
@@ -55,7 +55,8 @@ def _said_of(what: str) -> Iterator[None]:
         raise RecipeError(f"{what}: {' '.join(str(error).split()) or type(error).__name__}") from error
 
 
-def _drawn(device: torch.device) -> Tensor:
-    """The state of PyTorch's own generators: another one when something was drawn from them."""
+def _drawn(device: torch.device) -> list[str]:
+    """The states of the global generators: others when something was drawn from them."""
     states = [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
-    return torch.cat(states)
+    kind, words, *rest = np.random.get_state(legacy=True)  # noqa: NPY002 (only looked at)
+    return [*(str(state.tolist()) for state in states), f"{kind}{np.asarray(words).tolist()}{rest}", str(random.getstate())]

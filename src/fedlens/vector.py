@@ -180,10 +180,14 @@ def _travelling_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _buffers(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
     """Name and value of each buffer that is not declared constant, and whether it is sent."""
+    seen: dict[int, str] = {}
     for path, owner in module.named_modules():
         if getattr(owner, "constant_buffers", False):
             continue
         for name, value in owner._buffers.items():
             if value is not None:
                 travels = name not in owner._non_persistent_buffers_set and value.dtype != torch.bool
-                yield f"{path}.{name}" if path else name, value, travels
+                full_name = f"{path}.{name}" if path else name
+                if travels and value.numel() and (other := seen.setdefault(value.data_ptr(), full_name)) != full_name:
+                    raise TypeError(f"buffers '{other}' and '{full_name}' are one tensor; give each its own (clone it)")
+                yield full_name, value, travels

@@ -104,8 +104,19 @@ def save_weights(path: Path, weights: Mapping[str, Any], facts: Mapping[str, Any
     """
     # each with memory of its own: safetensors takes no tensors that share it, as tied weights do
     tensors = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors_in(weights)}
-    metadata = {METADATA: json.dumps(facts, sort_keys=True)}
-    write(path, lambda temporary: save_tensors(tensors, temporary, metadata))
+    text = json.dumps({**facts, "digest": _digest_of(tensors)}, sort_keys=True)
+    write(path, lambda temporary: save_tensors(tensors, temporary, {METADATA: text}))
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file that `save_weights` wrote is there and as it was written."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = json.loads(file.metadata()[METADATA])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except Exception:  # of safetensors, the operating system, or for want of the metadata
+        return False
+    return bool(facts.get("digest") == _digest_of(tensors))
 
 
 def tensors_in(state_dict: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -142,6 +153,14 @@ def _flush(path: Path) -> None:
 
 def _arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, NDArray[Any]]:
     return {name: value.detach().cpu().contiguous().numpy() for name, value in tensors.items()}
+
+
+def _digest_of(tensors: Mapping[str, torch.Tensor]) -> str:
+    digest = hashlib.blake2b(digest_size=32)
+    for name, value in sorted(tensors.items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _digest(arrays: Mapping[str, NDArray[Any]], text: str) -> str:

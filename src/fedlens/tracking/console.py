@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -68,7 +69,9 @@ class Console:
 
     def interrupted(self, round: int, folder: Path) -> None:
         self.close()
-        self.terminal.print(f"stopped after round {round} of {self.rounds}; go on with: fedlens resume {folder}", soft_wrap=True)
+        self.terminal.print(
+            f"stopped after round {round} of {self.rounds}; go on with: fedlens resume {shlex.quote(str(folder))}", soft_wrap=True
+        )
 
     def end(self, summary: Mapping[str, Any]) -> None:
         self.close()

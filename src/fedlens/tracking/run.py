@@ -18,7 +18,7 @@ from torch import nn
 
 from fedlens.engines.admission import Report
 from fedlens.state import Best, State
-from fedlens.tracking.checkpoints import load_newest, save_state, save_weights
+from fedlens.tracking.checkpoints import is_whole, load_newest, save_state, save_weights
 from fedlens.tracking.console import Console
 from fedlens.tracking.manifest import differences, session
 from fedlens.tracking.run_folder import RunFolder, RunFolderError
@@ -73,6 +73,12 @@ class Run:
                 if changed := differences(before["sessions"][-1].get(what, {}), now[what]):
                     self.console.warn(f"{what} changed since this run stopped, results may differ in bits: {'; '.join(changed)}")
         state = load_newest(self.folder.checkpoints, self.subject.device, self.console.warn)
+        best = self.folder.checkpoints / "best.safetensors"
+        if state is not None and state.best is not None and not is_whole(best):
+            self.console.warn(
+                f"{best} is damaged or gone, and with it the weights of round {state.best.round}; the best is sought anew"
+            )
+            state = replace(state, best=None)
         self.history = self.folder.rows(until=state.round if state else 0)
         self.folder.write("manifest.json", {**self.subject.description, "sessions": sessions})
         return state
@@ -91,21 +97,19 @@ class Run:
         return manifest
 
     def __enter__(self) -> Run:
-        if threading.current_thread() is threading.main_thread():  # others cannot hear signals
-            self.handler = signal.signal(signal.SIGTERM, _interrupt)
+        self.handler = signal.signal(signal.SIGTERM, _interrupt) if _hears_signals() else None
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self.handler)
-        try:
-            if self.folder is not None and kind is not None and issubclass(kind, KeyboardInterrupt):
-                self._checkpoint()
-                self.console.interrupted(self.state.round, self.folder.path)
-        finally:
-            self.console.close()
-            if self.folder is not None:
-                self.folder.close()
+        with _undisturbed(self.handler):
+            try:
+                if self.folder is not None and kind is not None and issubclass(kind, KeyboardInterrupt):
+                    self._checkpoint()
+                    self.console.interrupted(self.state.round, self.folder.path)
+            finally:
+                self.console.close()
+                if self.folder is not None:
+                    self.folder.close()
 
     @contextmanager
     def timed(self, what: str) -> Iterator[None]:
@@ -231,6 +235,25 @@ def _over_clients(history: Sequence[Row]) -> dict[str, dict[str, float]]:
 def _plain(value: Any) -> Any:
     """JSON knows no NaN: a number that is not there is null."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _hears_signals() -> bool:
+    return threading.current_thread() is threading.main_thread()  # no other thread may
+
+
+@contextmanager
+def _undisturbed(handler: Any) -> Iterator[None]:
+    """Let whoever presses Ctrl-C twice wait until what is left to do is done; then SIGTERM has its old handler again."""
+    if not _hears_signals():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _interrupt(number: int, frame: object) -> None:

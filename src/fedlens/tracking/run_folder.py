@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import secrets
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date
@@ -44,7 +45,9 @@ class RunFolder:
             folder = cls(path)
         if (path / "recipe.yaml").is_file():
             folder.close()
-            raise RunFolderError(f"{path} already holds a run: go on with `fedlens resume {path}`, or choose another --out")
+            raise RunFolderError(
+                f"{path} already holds a run: go on with `fedlens resume {shlex.quote(str(path))}`, or choose another --out"
+            )
         if others := sorted(entry.name for entry in path.iterdir() if not entry.name.startswith(".")):
             folder.close()
             raise RunFolderError(f"{path} is not empty (it holds {others[0]}): choose another --out")
