@@ -159,7 +159,8 @@ def fedlens(data: Path, rounds: int) -> Result:
     )
     result = train(recipe, terminal=Console(quiet=True))
     seconds = [row["seconds/train"] + row["seconds/other"] for row in result.history]
-    inside = np.reshape(Clock.steps, (rounds, IMAGES_PER_ROUND // BATCH_SIZE)).sum(axis=1)
+    steps = IMAGES_PER_ROUND // BATCH_SIZE
+    inside = np.reshape(Clock.steps[-rounds * steps :], (rounds, steps)).sum(axis=1)  # without the trial step before the run
     images, labels = training_images(data)
     return {
         "round_seconds": seconds,
