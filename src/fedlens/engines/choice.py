@@ -13,10 +13,11 @@ from fedlens.algorithms.updates import Updates
 from fedlens.data.population import Federation
 from fedlens.engines.lanes import Lanes
 from fedlens.engines.sequential import Sequential
+from fedlens.engines.workers import Workers
 from fedlens.state import State
 from fedlens.tasks import Sums
 
-EngineName: TypeAlias = Literal["auto", "sequential", "lanes"]
+EngineName: TypeAlias = Literal["auto", "sequential", "lanes", "workers"]
 
 
 class Engine(Protocol):
@@ -40,6 +41,8 @@ def choose(wanted: EngineName, reference: Sequential, rule: LocalRule, alone: bo
     """The engine that was asked for, or with 'auto' the faster one that applies; and the reason, for people to read."""
     if wanted == "sequential":
         return reference, "as asked"
+    if wanted == "workers":
+        return Workers(reference), "as asked"
     if wanted == "auto" and reference.device.type != "cuda":
         return reference, "no GPU"
     if wanted == "auto" and alone:
