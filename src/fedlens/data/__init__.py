@@ -3,10 +3,12 @@
 from fedlens.data.examples import Examples
 from fedlens.data.partitions import IID, PARTITIONS, HsuDirichlet, Natural, Partition, federate
 from fedlens.data.population import Assignment, Federation, Population
-from fedlens.data.sources import SOURCES, FashionMNIST, FashionMNISTMini, Packed, Source
+from fedlens.data.sources import CIFAR10, CIFAR100, SOURCES, FashionMNIST, FashionMNISTMini, Packed, Source
 from fedlens.data.statistics import mean_earth_movers_distance
 
 __all__ = [
+    "CIFAR10",
+    "CIFAR100",
     "IID",
     "PARTITIONS",
     "SOURCES",
