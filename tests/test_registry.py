@@ -16,6 +16,8 @@ from fedlens.tasks import TASKS, TRANSFORMS
 
 SETTINGS = {  # of the parts that need some, and some that are hard to write down
     "fashion_mnist": {"path": "/somewhere"},
+    "cifar10": {"path": "/somewhere"},
+    "cifar100": {"path": "/somewhere"},
     "packed": {"path": "relative/place"},
     "hsu_dirichlet": {"clients": 7, "alpha": float("inf")},
     "random_crop": {"size": 3, "padding": 1},

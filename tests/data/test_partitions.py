@@ -7,8 +7,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedlens.data import IID, Assignment, Examples, Federation, HsuDirichlet, Natural, federate, mean_earth_movers_distance
-from fedlens.data.partitions import _apportion, hsu_dirichlet, iid, natural
+from fedlens.data import (
+    IID,
+    Assignment,
+    ClassDirichlet,
+    Examples,
+    Federation,
+    HsuDirichlet,
+    Natural,
+    Pathological,
+    Quantity,
+    Shards,
+    federate,
+    mean_earth_movers_distance,
+)
+from fedlens.data.partitions import class_dirichlet, hsu_dirichlet, iid, natural, pathological, shards
+from fedlens.data.partitions.dirichlet import _apportion
+from fedlens.data.partitions.quantity import sizes
 from fedlens.data.sources import Sources
 
 ALPHAS = [0.0, 1e-300, 1e-6, 0.05, 1.0, 100.0, 1e9, float("inf")]
@@ -197,3 +212,98 @@ def test_a_million_examples_of_a_hundred_thousand_clients_are_slices_of_one_arra
     assert (kept.sizes == 8).all()
     assert (aside.sizes == 2).all()
     assert np.array_equal(np.sort(np.concatenate([kept.examples, aside.examples])), np.arange(count))
+
+
+LABELS = np.repeat(np.arange(100), 500)  # as in CIFAR-100
+
+
+def divided(assignment, count):
+    """Every example is held once; the table of how many of each class each client holds."""
+    assert sorted(assignment.examples) == list(range(count))
+    client = assignment.client_of_each()
+    table = np.zeros((len(assignment), 100), dtype=int)
+    np.add.at(table, (client, LABELS[assignment.examples]), 1)
+    return table
+
+
+@pytest.mark.parametrize(
+    ("alpha", "smallest", "largest", "classes"),
+    [(0.1, (150, 350), (640, 860), (30, 34)), (0.5, (310, 430), (530, 680), (71, 75)), (100, (440, 470), (500, 515), (100, 100))],
+)
+def test_the_capped_dirichlet_gives_the_sizes_and_classes_that_fedcv_s_gives(alpha, smallest, largest, classes):
+    """Measured with the original's rule on CIFAR-100 with 100 clients: 191–728 images and 33 classes at α = 0.1, and so on."""
+    table = divided(class_dirichlet(LABELS, 100, alpha, np.random.default_rng(0), least=10, capped=True), 50_000)
+    held = table.sum(axis=1)
+    assert smallest[0] <= held.min() <= smallest[1]
+    assert largest[0] <= held.max() <= largest[1]
+    assert classes[0] <= np.median((table > 0).sum(axis=1)) <= classes[1]
+
+
+def test_without_a_cap_sizes_are_as_skewed_as_labels():
+    generator = np.random.default_rng(0)
+    draws = [class_dirichlet(LABELS, 100, 0.1, generator, capped=capped) for capped in (False, True)]
+    free, capped = (divided(draw, 50_000).sum(axis=1) for draw in draws)
+    assert free.std() > 1.3 * capped.std()
+
+
+@pytest.mark.parametrize("alpha", [1e-12, 1e-3, 1e6])
+@pytest.mark.parametrize("capped", [False, True])
+def test_extreme_concentrations_are_no_trouble(alpha, capped):
+    table = divided(class_dirichlet(LABELS, 50, alpha, np.random.default_rng(1), capped=capped), 50_000)
+    assert (table > 0).sum() >= 100
+    if alpha == 1e6 and not capped:
+        assert (table.min(), table.max()) in ((10, 10), (9, 11))  # 500 / 50, but for what a cut rounds away
+
+
+def test_a_least_size_that_cannot_be_reached_is_an_error(monkeypatch):
+    monkeypatch.setattr("fedlens.data.partitions.dirichlet.RETRIES", 3)
+    with pytest.raises(ValueError, match="3 draws gave no partition in which each of 100 clients holds 400"):
+        class_dirichlet(LABELS, 100, 0.05, np.random.default_rng(0), least=400)
+
+
+def test_shards_give_each_client_equally_many_images_of_few_classes():
+    table = divided(shards(LABELS, 100, 5, np.random.default_rng(0)), 50_000)
+    assert (table.sum(axis=1) == 500).all()
+    assert (table > 0).sum(axis=1).max() == 5
+    left_out = shards(np.arange(103) % 3, 10, 2, np.random.default_rng(0))
+    assert len(set(left_out.examples)) == len(left_out.examples) == 100
+
+
+@pytest.mark.parametrize(("clients", "classes"), [(100, 2), (7, 30), (50, 2), (10, 100)])
+def test_pathological_clients_hold_exactly_so_many_classes_which_are_shared_evenly(clients, classes):
+    table = divided(pathological(LABELS, clients, classes, np.random.default_rng(0)), 50_000)
+    assert ((table > 0).sum(axis=1) == classes).all()
+    holders = (table > 0).sum(axis=0)
+    assert holders.max() - holders.min() <= 1
+    shares = [column[column > 0] for column in table.T]
+    assert max(share.max() - share.min() for share in shares) <= 1
+
+
+@pytest.mark.parametrize(("clients", "classes", "message"), [(10, 101, "101 classes of 100"), (3, 2, "leave some of 100 classes")])
+def test_pathological_divisions_that_cannot_be_are_refused(clients, classes, message):
+    with pytest.raises(ValueError, match=message):
+        pathological(LABELS, clients, classes, np.random.default_rng(0))
+
+
+def test_quantities_follow_their_law_and_sum_to_all():
+    exact = sizes(1_000, np.arange(1, 11) ** -1.0, least=0)
+    assert exact.sum() == 1_000
+    np.testing.assert_allclose(exact, 1_000 * np.arange(1, 11) ** -1.0 / (np.arange(1, 11) ** -1.0).sum(), atol=1)
+    assert sizes(100, np.array([1e-300, 1.0, 1e-300]), least=5).tolist() == [5, 90, 5]
+    data = Examples({"label": LABELS})
+    for law, skew in (("dirichlet", 1e-9), ("lognormal", 2.0), ("power", 1.5)):
+        assignment = Quantity(clients=50, law=law, skew=skew, least=3).assign(data, seed=1)
+        divided(assignment, 50_000)
+        assert assignment.sizes.min() >= 3
+        assert assignment.sizes.std() > 500
+
+
+def test_a_million_examples_and_a_hundred_thousand_clients_are_divided_in_seconds():
+    labels = np.random.default_rng(0).integers(0, 10, 1_000_000)
+    for part in (
+        ClassDirichlet(clients=100_000, alpha=1.0, least=0),
+        Shards(clients=100_000),
+        Pathological(clients=100_000),
+        Quantity(clients=100_000),
+    ):
+        assert len(part.assign(Examples({"label": labels}), seed=0)) == 100_000

@@ -1,7 +1,19 @@
 """Data: examples, the population that holds them, partitions and sources."""
 
 from fedlens.data.examples import Examples
-from fedlens.data.partitions import IID, PARTITIONS, HsuDirichlet, Natural, Partition, federate
+from fedlens.data.partitions import (
+    IID,
+    PARTITIONS,
+    ClassDirichlet,
+    FedCVLDA,
+    HsuDirichlet,
+    Natural,
+    Partition,
+    Pathological,
+    Quantity,
+    Shards,
+    federate,
+)
 from fedlens.data.population import Assignment, Federation, Population
 from fedlens.data.sources import CIFAR10, CIFAR100, SOURCES, FashionMNIST, FashionMNISTMini, Packed, Source
 from fedlens.data.statistics import mean_earth_movers_distance
@@ -13,15 +25,20 @@ __all__ = [
     "PARTITIONS",
     "SOURCES",
     "Assignment",
+    "ClassDirichlet",
     "Examples",
     "FashionMNIST",
     "FashionMNISTMini",
+    "FedCVLDA",
     "Federation",
     "HsuDirichlet",
     "Natural",
     "Packed",
     "Partition",
+    "Pathological",
     "Population",
+    "Quantity",
+    "Shards",
     "Source",
     "federate",
     "mean_earth_movers_distance",

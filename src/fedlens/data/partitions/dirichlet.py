@@ -1,4 +1,4 @@
-"""Divide a data set among clients: pure functions from labels or ids to an `Assignment`, and the parts that name them."""
+"""Label skew by Dirichlet distributions, in the forms that the literature calls by the same name and that differ."""
 
 from __future__ import annotations
 
@@ -11,28 +11,12 @@ from pydantic import Field
 
 from fedlens import random
 from fedlens.data.examples import Examples
-from fedlens.data.population import Assignment, Federation, Indices, Population
-from fedlens.data.sources.base import Sources
-from fedlens.registry import Part, Registry
+from fedlens.data.partitions.base import PARTITIONS, Clients, Partition, by_class, from_slices, require_enough
+from fedlens.data.population import Assignment, Indices
 
-PARTITIONS: Registry[type[Partition]] = Registry("partition")
+RETRIES = 1000  # draws before a partition with a least size gives up
 
-Clients = Annotated[int, Field(ge=1, le=10**8)]
-
-
-class Partition(Part):
-    """Which client holds which of the training examples."""
-
-    def assign(self, data: Examples, seed: int) -> Assignment:
-        raise NotImplementedError
-
-
-def iid(count: int, clients: int, generator: np.random.Generator) -> Assignment:
-    """Deal all examples out at random; sizes differ by one at most."""
-    _require_enough(count, clients)
-    sizes = np.full(clients, count // clients)
-    sizes[: count % clients] += 1
-    return Assignment(np.concatenate(([0], np.cumsum(sizes))), generator.permutation(count))
+Concentration = Annotated[float, Field(gt=0)]
 
 
 def hsu_dirichlet(labels: Indices, clients: int, alpha: float, generator: np.random.Generator) -> Assignment:
@@ -42,7 +26,7 @@ def hsu_dirichlet(labels: Indices, clients: int, alpha: float, generator: np.ran
     (Hsu, Qi and Brown 2019 and 2020, appendix B). Clients are filled one after another with quotas n q_k; where a class
     runs out, the rest is drawn anew from Dir(α p) over the classes that are left. α = 0: one class a client; α = ∞: q_k = p.
     """
-    _require_enough(len(labels), clients)
+    require_enough(len(labels), clients)
     pools = [generator.permutation(np.flatnonzero(labels == c)) for c in range(int(labels.max()) + 1)]
     left = np.array([len(pool) for pool in pools])
     prior = left / left.sum()
@@ -59,20 +43,33 @@ def hsu_dirichlet(labels: Indices, clients: int, alpha: float, generator: np.ran
     return Assignment(np.arange(clients + 1) * size, np.concatenate(members))
 
 
-def natural(ids: NDArray[np.generic]) -> Assignment:
-    """One client for each distinct id, in sorted order, named by it."""
-    names, client = np.unique(ids, return_inverse=True)
-    return Assignment.from_clients(client.reshape(-1), len(names), [str(name) for name in names])
+def class_dirichlet(
+    labels: Indices, clients: int, alpha: float, generator: np.random.Generator, least: int = 0, capped: bool = False
+) -> Assignment:
+    """Divide each class among the clients by q ~ Dir(α 1_K): α for each client, and sizes differ as much as labels.
 
-
-@PARTITIONS.register("iid")
-class IID(Partition):
-    """Examples dealt out at random to equally large clients."""
-
-    clients: Clients = 100
-
-    def assign(self, data: Examples, seed: int) -> Assignment:
-        return iid(len(data), self.clients, random.generator(seed, "partition"))
+    Repeated until every client holds `least` examples. `capped`: who already holds N / K or more gets nothing of the next class.
+    """
+    require_enough(len(labels), clients)
+    share = len(labels) / clients
+    for _ in range(RETRIES):
+        held, cuts, pools = np.zeros(clients), [], by_class(labels, generator)
+        for pool in pools:
+            proportions = generator.dirichlet(np.full(clients, alpha))
+            if capped and (held < share).any():
+                proportions = proportions * (held < share)
+            if not proportions.sum() > 0:  # every gamma draw underflowed, or fell to clients that are full
+                proportions = np.eye(clients)[generator.choice(np.flatnonzero(held < share) if capped else clients)]
+            ends = np.floor(np.cumsum(proportions / proportions.sum()) * len(pool)).astype(np.int64)
+            ends[-1] = len(pool)  # what rounding left over
+            cuts.append(np.concatenate(([0], ends)))
+            held += np.diff(cuts[-1])
+        if held.min() >= least:
+            return from_slices(pools, cuts, clients)
+    raise ValueError(
+        f"{RETRIES} draws gave no partition in which each of {clients} clients holds {least} of {len(labels):,} examples: "
+        "take fewer clients, a larger alpha or a lower least size"
+    )
 
 
 @PARTITIONS.register("hsu_dirichlet", paper="Hsu, Qi and Brown 2020, Federated Visual Classification, appendix B")
@@ -90,27 +87,29 @@ class HsuDirichlet(Partition):
         return hsu_dirichlet(labels, self.clients, self.alpha, random.generator(seed, "partition"))
 
 
-@PARTITIONS.register("natural")
-class Natural(Partition):
-    """One client for each value of a column, such as the user who took the photograph."""
+@PARTITIONS.register("class_dirichlet", paper="Yurochkin et al. 2019, Bayesian Nonparametric Federated Learning of Neural Networks")
+class ClassDirichlet(Partition):
+    """Each class divided among the clients by Dir(α), α for each client: sizes and labels skewed, no cap on either."""
 
-    column: str = "client"
+    clients: Clients = 100
+    alpha: Concentration = 0.5
+    least: Annotated[int, Field(ge=0)] = 10
 
     def assign(self, data: Examples, seed: int) -> Assignment:
-        return natural(data.column(self.column))
+        return class_dirichlet(data.column("label"), self.clients, self.alpha, random.generator(seed, "partition"), self.least)
 
 
-def federate(sources: Sources, partition: Partition, validation: float, seed: int) -> Population:
-    """Divide a data set's training examples among clients, and hold out `validation` of each client's if it has no such split."""
-    assignment = partition.assign(sources.train, seed)
-    validate = Federation.pooled(sources.validation) if sources.validation is not None else None
-    if validation > 0:
-        if validate is not None:
-            raise ValueError(f"{sources.train.name} has a validation split of its own; set data.validation to 0")
-        assignment, aside = assignment.hold_out(validation, seed)
-        validate = Federation(sources.train, aside)
-    test = Federation.pooled(sources.test) if sources.test is not None else None
-    return Population(Federation(sources.train, assignment), validate, test)
+@PARTITIONS.register("fedcv_lda", paper="He et al. 2021, FedCV (as FedML and NIID-Bench do it)")
+class FedCVLDA(Partition):
+    """As `class_dirichlet`, but a client that holds its share N / K gets no more: labels skewed, sizes nearly equal."""
+
+    clients: Clients = 100
+    alpha: Concentration = 0.5
+    least: Annotated[int, Field(ge=0)] = 10
+
+    def assign(self, data: Examples, seed: int) -> Assignment:
+        generator = random.generator(seed, "partition")
+        return class_dirichlet(data.column("label"), self.clients, self.alpha, generator, self.least, capped=True)
 
 
 def _dirichlet(
@@ -138,8 +137,3 @@ def _apportion(total: int, proportions: NDArray[np.float64]) -> Indices:
     counts = np.floor(exact).astype(np.int64)
     counts[np.argsort(counts - exact, kind="stable")[: total - counts.sum()]] += 1
     return counts
-
-
-def _require_enough(count: int, clients: int) -> None:
-    if clients > count:
-        raise ValueError(f"cannot divide {count:,} examples among {clients:,} clients: each needs one at least")
