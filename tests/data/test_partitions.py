@@ -21,7 +21,7 @@ from fedlens.data import (
     federate,
     mean_earth_movers_distance,
 )
-from fedlens.data.partitions import class_dirichlet, hsu_dirichlet, iid, natural, pathological, shards
+from fedlens.data.partitions import class_dirichlet, hsu_dirichlet, iid, natural, pachinko, pathological, shards
 from fedlens.data.partitions.dirichlet import _apportion
 from fedlens.data.partitions.quantity import sizes
 from fedlens.data.sources import Sources
@@ -307,3 +307,24 @@ def test_a_million_examples_and_a_hundred_thousand_clients_are_divided_in_second
         Quantity(clients=100_000),
     ):
         assert len(part.assign(Examples({"label": labels}), seed=0)) == 100_000
+
+
+GROUPS = np.arange(100) // 5  # of CIFAR-100's 100 classes
+
+
+def test_pachinko_fills_equal_clients_with_few_groups_of_classes():
+    """As TFF's CIFAR-100: 500 clients of 100, every image once."""
+    table = divided(pachinko(LABELS, GROUPS[LABELS], 500, 100, 0.1, 10.0, np.random.default_rng(0)), 50_000)
+    assert (table.sum(axis=1) == 100).all()
+    by_group = table.reshape(500, 20, 5).sum(axis=2)
+    assert 5.5 <= (by_group > 0)[:200].sum(axis=1).mean() <= 8  # 20 (1 − E(1 − q)¹⁰⁰) with q ~ Beta(0.1, 1.9) is 6.8
+    known = by_group.argmax(axis=1)
+    inside = table.reshape(500, 20, 5)[np.arange(500), known][:300]  # the later ones get what is left
+    assert ((inside > 0).sum(axis=1) >= 4).mean() > 0.9  # Dir(10) within a group is nearly even
+
+
+def test_pachinko_with_even_groups_is_even_and_needs_whole_groups():
+    table = divided(pachinko(LABELS, GROUPS[LABELS], 10, 5_000, 1e6, 1e6, np.random.default_rng(0)), 50_000)
+    assert abs(table[:5] - 50).max() < 40  # the last ones get what the first have left
+    with pytest.raises(ValueError, match="every class must lie in one group"):
+        pachinko(np.array([0, 0, 1]), np.array([0, 1, 1]), 1, 3, 0.1, 10.0, np.random.default_rng(0))

@@ -1,7 +1,15 @@
 """Who holds what: pure functions from labels or ids to an `Assignment`, and the parts that name them."""
 
 from fedlens.data.partitions.base import IID, PARTITIONS, Natural, Partition, federate, iid, natural
-from fedlens.data.partitions.dirichlet import ClassDirichlet, FedCVLDA, HsuDirichlet, class_dirichlet, hsu_dirichlet
+from fedlens.data.partitions.dirichlet import (
+    ClassDirichlet,
+    FedCVLDA,
+    HsuDirichlet,
+    Pachinko,
+    class_dirichlet,
+    hsu_dirichlet,
+    pachinko,
+)
 from fedlens.data.partitions.quantity import Quantity
 from fedlens.data.partitions.shards import Pathological, Shards, pathological, shards
 
@@ -12,6 +20,7 @@ __all__ = [
     "FedCVLDA",
     "HsuDirichlet",
     "Natural",
+    "Pachinko",
     "Partition",
     "Pathological",
     "Quantity",
@@ -21,6 +30,7 @@ __all__ = [
     "hsu_dirichlet",
     "iid",
     "natural",
+    "pachinko",
     "pathological",
     "shards",
 ]

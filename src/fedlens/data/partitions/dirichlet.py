@@ -72,6 +72,45 @@ def class_dirichlet(
     )
 
 
+def pachinko(
+    fine: Indices, coarse: Indices, clients: int, size: int, alpha: float, beta: float, generator: np.random.Generator
+) -> Assignment:
+    """Fill clients one after another by two draws an example: a group by Dir(α), then a class of it by Dir(β), own ones for each.
+
+    Without replacement: a class that is used up, and a group that is, are out of the draw, for this client and all later ones.
+    """
+    require_enough(len(fine), clients * size)
+    pools = by_class(fine, generator)
+    left, groups = np.array([len(pool) for pool in pools]), int(coarse.max()) + 1
+    group_of = np.full(len(pools), -1)
+    group_of[fine] = coarse
+    if (group_of[fine] != coarse).any():
+        raise ValueError("every class must lie in one group; some examples of a class have different coarse labels")
+    members = [np.flatnonzero(group_of == group) for group in range(groups)]
+    taken = np.zeros(len(pools), dtype=np.int64)
+    chosen = np.empty(clients * size, dtype=np.int64)
+    for client in range(clients):
+        of_group = generator.dirichlet(np.full(groups, alpha))
+        of_class = np.zeros(len(pools))
+        for own in members:
+            of_class[own] = generator.dirichlet(np.full(len(own), beta))
+        for place in range(client * size, (client + 1) * size):
+            open_groups = np.array([left[own].any() for own in members])
+            group = _one(of_group * open_groups, open_groups, generator)
+            own = members[group]
+            fine_class = own[_one(of_class[own] * (left[own] > 0), left[own] > 0, generator)]
+            chosen[place] = pools[fine_class][taken[fine_class]]
+            taken[fine_class] += 1
+            left[fine_class] -= 1
+    return Assignment(np.arange(clients + 1) * size, chosen)
+
+
+def _one(weights: NDArray[np.float64], there: NDArray[np.bool_], generator: np.random.Generator) -> int:
+    """Draw one of those that are there, by weight; where all of them weigh nothing, evenly."""
+    weights = weights if weights.sum() > 0 else there.astype(np.float64)
+    return int(np.searchsorted(np.cumsum(weights), generator.random() * weights.sum(), side="right").clip(max=len(weights) - 1))
+
+
 @PARTITIONS.register("hsu_dirichlet", paper="Hsu, Qi and Brown 2020, Federated Visual Classification, appendix B")
 class HsuDirichlet(Partition):
     """Equally large clients whose class proportions are drawn from Dir(α p): small α, strong label skew.
@@ -85,6 +124,27 @@ class HsuDirichlet(Partition):
     def assign(self, data: Examples, seed: int) -> Assignment:
         labels = data.column("label")
         return hsu_dirichlet(labels, self.clients, self.alpha, random.generator(seed, "partition"))
+
+
+@PARTITIONS.register(
+    "pachinko", paper="Li and McCallum 2006; Reddi et al. 2021, Adaptive Federated Optimization, appendix F (CIFAR-100)"
+)
+class Pachinko(Partition):
+    """Skew in two steps, over groups of classes and within each: equally large clients that know a few groups of things.
+
+    `coarse` names the column that holds the group of each example, as CIFAR-100's `coarse_label` does.
+    """
+
+    clients: Clients = 500
+    size: Annotated[int, Field(ge=1)] = 100
+    alpha: Concentration = 0.1
+    beta: Concentration = 10.0
+    coarse: str = "coarse_label"
+
+    def assign(self, data: Examples, seed: int) -> Assignment:
+        generator = random.generator(seed, "partition")
+        labels = data.column("label"), data.column(self.coarse)
+        return pachinko(*labels, self.clients, self.size, self.alpha, self.beta, generator)
 
 
 @PARTITIONS.register("class_dirichlet", paper="Yurochkin et al. 2019, Bayesian Nonparametric Federated Learning of Neural Networks")
