@@ -161,3 +161,20 @@ def test_a_terminal_that_knows_few_letters_gets_what_it_can_show():
     for extra, expected in (([], "Zo\\xeb"), (["--json"], "Zo\\u00eb")):
         done = subprocess.run([*command, *extra], capture_output=True, text=True, env=os.environ | {"PYTHONIOENCODING": "ascii"})
         assert (done.returncode, expected in done.stdout) == (0, True)
+
+
+def test_data_are_described_before_anything_is_trained():
+    result = call("data", "describe", "quickstart", "data.partition.alpha=0")
+    assert result.exit_code == 0
+    assert re.search(r"clients\W+100", result.stdout)
+    assert re.search(r"classes of a client\W+1 … 1, median 1.0", result.stdout)
+    found = json.loads(call("data", "describe", "quickstart", "data.partition.alpha=0", "data.validation=0.1", "--json").stdout)
+    assert found["mean_earth_movers_distance"] == pytest.approx(1.8)  # 2 (1 − 1/C)
+    assert found["sizes"]["min"] == found["sizes"]["max"] == 90
+    assert found["largest_tenth_holds"] == pytest.approx(0.1)
+    assert found["label_counts"] == dict.fromkeys(found["label_counts"], 900)
+    assert found["evaluation"]["validation"]["clients"] == 100
+    assert found["evaluation"]["test"]["examples"] == 2000
+    for wrong in ("data.source=nothing", "data.partition={name: pathological, classes: 11}"):
+        refused = call("data", "describe", "quickstart", wrong)
+        assert (refused.exit_code, "Traceback" in refused.output) == (2, False)

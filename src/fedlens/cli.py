@@ -15,10 +15,12 @@ from rich.console import Console as Terminal
 from rich.table import Table
 
 import fedlens
+from fedlens.data import describe
+from fedlens.experiment import population_of
 from fedlens.recipe import Recipe, RecipeError, load_recipe, packaged_recipes
 from fedlens.registry import is_unicode
 from fedlens.tracking.checkpoints import BadCheckpoint
-from fedlens.tracking.console import closing_table
+from fedlens.tracking.console import closing_table, data_table
 from fedlens.tracking.run_folder import RunFolderError, new_path
 from fedlens.train import Result, train
 
@@ -35,6 +37,9 @@ app = typer.Typer(
     Exit codes: 0 done; 1 failed while running; 2 wrong usage, recipe or data; 3 the run folder cannot be used; 130 interrupted.
     """,
 )
+
+data_app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help="Look at data and at how they are divided.")
+app.add_typer(data_app, name="data")
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="settings to change, as `dotted.key=value`", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
@@ -129,6 +134,28 @@ def show(
         print_json(resolved.to_dict())
     else:
         print(resolved.to_yaml(), end="")
+
+
+@data_app.command("describe")
+def describe_data(
+    recipe: Annotated[str, typer.Argument(help="a name that `fedlens recipes` lists, or a YAML file")],
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say who holds what: clients, sizes, classes, and how far clients' labels lie from the whole's (EMD, from 0 to 2).
+
+    Examples:
+
+    - `fedlens data describe quickstart`
+    - `fedlens data describe quickstart data.partition.alpha=0.1 --json`
+    """
+    with errors():
+        loaded = load_recipe(recipe, overrides or [])
+        found = describe(population_of(loaded))
+    if as_json:
+        print_json(found)
+    else:
+        Terminal().print(data_table(found))
 
 
 def say_unused(recipe: Recipe) -> None:

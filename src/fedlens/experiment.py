@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,21 +68,13 @@ class Experiment:
     @classmethod
     def of(cls, recipe: Recipe, model: nn.Module | None = None, population: Population | None = None) -> Experiment:
         """Make the parts that the recipe names; a model or a population of your own takes the place of the recipe's."""
-        try:
+        with _errors_of(recipe):
             return cls._of(recipe.resolved(), model, population)
-        except (ValueError, TypeError, KeyError, FileNotFoundError) as error:  # parts that do not fit each other or the data
-            message = error.args[0] if isinstance(error, KeyError) else error
-            raise RecipeError(f"recipe {recipe.name}: {message}") from error
 
     @classmethod
     def _of(cls, recipe: Recipe, model: nn.Module | None, population: Population | None) -> Experiment:
         device = _device(recipe.device)
-        if population is None:
-            if recipe.data is None:
-                raise RecipeError("data: is missing: name a source, or give train() a population")
-            sources = recipe.data.source.load()
-            recipe.task.facts(sources.train)  # a partition may go by the labels, and would only stumble over bad ones
-            population = federate(sources, recipe.data.partition, recipe.data.validation, recipe.seed)
+        population = _population_of(recipe) if population is None else population
         for tracker in recipe.trackers:
             tracker.check()
         if recipe.setting == "centralised":
@@ -244,6 +238,30 @@ class Experiment:
         rule = recipe.server_rule.name if recipe.setting == "federated" else recipe.setting
         size = Layout.of_parameters(self.model).size
         return f"{recipe.name} · {rule} · {data} · {model}, {size:,} parameters · {self.engine.name} engine ({self.why}), {where}"
+
+
+@contextmanager
+def _errors_of(recipe: Recipe) -> Iterator[None]:
+    """Parts that do not fit each other or the data are the recipe's fault, and said in its name."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, FileNotFoundError) as error:
+        message = error.args[0] if isinstance(error, KeyError) else error
+        raise RecipeError(f"recipe {recipe.name}: {message}") from error
+
+
+def population_of(recipe: Recipe) -> Population:
+    """The data that a recipe names, divided as it says."""
+    with _errors_of(recipe):
+        return _population_of(recipe)
+
+
+def _population_of(recipe: Recipe) -> Population:
+    if recipe.data is None:
+        raise RecipeError("data: is missing: name a source, or give train() a population")
+    sources = recipe.data.source.load()
+    recipe.task.facts(sources.train)  # a partition may go by the labels, and would only stumble over bad ones
+    return federate(sources, recipe.data.partition, recipe.data.validation, recipe.seed)
 
 
 def _device(name: str) -> torch.device:

@@ -17,7 +17,7 @@ from fedlens.data.partitions import (
 )
 from fedlens.data.population import Assignment, Federation, Population
 from fedlens.data.sources import CIFAR10, CIFAR100, SOURCES, FashionMNIST, FashionMNISTMini, Packed, Source
-from fedlens.data.statistics import mean_earth_movers_distance
+from fedlens.data.statistics import describe, mean_earth_movers_distance
 
 __all__ = [
     "CIFAR10",
@@ -42,6 +42,7 @@ __all__ = [
     "Quantity",
     "Shards",
     "Source",
+    "describe",
     "federate",
     "mean_earth_movers_distance",
 ]

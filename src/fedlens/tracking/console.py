@@ -113,6 +113,24 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
     return table
 
 
+def data_table(found: Mapping[str, Any]) -> Table:
+    """Who holds what."""
+    table = Table(title=found["name"], title_justify="left", show_header=False)
+    for name in ("clients", "examples"):
+        table.add_row(name, f"{found[name]:,}")
+    for name, title in (("sizes", "examples of a client"), ("classes_per_client", "classes of a client")):
+        if spread := found.get(name):
+            low, middle, high, mean = (spread[part] for part in ("min", "median", "max", "mean"))
+            table.add_row(title, f"{low:,.0f} … {high:,.0f}, median {middle:,.1f}, mean {mean:,.2f}")
+    table.add_row("the largest tenth holds", f"{found['largest_tenth_holds']:.0%}")
+    if "mean_earth_movers_distance" in found:
+        table.add_row("mean EMD of labels", f"{found['mean_earth_movers_distance']:.4f}")
+    for split, part in found["evaluation"].items():
+        grouped = f" of {part['clients']:,} clients" if part["clients"] > 1 else ""
+        table.add_row(split, f"{part['examples']:,} examples{grouped}")
+    return table
+
+
 def _shown(name: str, value: float | None) -> str:
     if value is None:
         return "–"
