@@ -23,7 +23,7 @@ from fedlens.recipe import Recipe, RecipeError
 from fedlens.state import State
 from fedlens.tasks import Facts
 from fedlens.tracking.checkpoints import tensors_in
-from fedlens.trial import check_data, try_out
+from fedlens.trial import check_data, compare, try_out
 from fedlens.vector import Layout
 
 
@@ -105,6 +105,7 @@ class Experiment:
         if engine is not reference:
             try:
                 try_out(engine, recipe, population, trainees)
+                compare(engine, reference, recipe, population, trainees)
             except RecipeError as error:  # a model of one's own may do what cannot be vectorised
                 if recipe.engine == engine.name:
                     raise

@@ -8,7 +8,9 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from fedlens.algorithms.local_work import Plan
 from fedlens.data import Assignment, Federation, Population
 from fedlens.data.population import Indices
 from fedlens.engines import Engine
@@ -16,6 +18,7 @@ from fedlens.recipe import Recipe, RecipeError
 from fedlens.tasks import Facts
 
 MEASURED, TRAINED = 2, 8  # examples at most
+COMPARED, COMPARED_RATE = 3, 1e-3  # clients, and the learning rate at which they are
 
 
 def check_data(recipe: Recipe, population: Population, facts: Facts) -> None:
@@ -44,6 +47,44 @@ def try_out(engine: Engine, recipe: Recipe, population: Population, trainees: In
             "the model draws from a global generator (PyTorch's, as F.dropout does, or NumPy's or Python's), so that no run could "
             "be repeated: use modules for it (nn.Dropout and its kin), which fedlens gives keys of their own"
         )
+
+
+def compare(engine: Engine, reference: Engine, recipe: Recipe, population: Population, trainees: Indices) -> None:
+    """Refuse an engine that makes something else of a few clients than the reference does.
+
+    A model of one's own may mix images, or read its weights in ways that no check of its layers foresees: two steps of
+    several clients, one of them with a smaller batch, show it.
+    """
+    clients = population.train.clients
+    smallest = recipe.local_work.smallest(clients.offsets, clients.examples, trainees, TRAINED)
+    count, chosen = len(smallest.examples), trainees[np.argsort(-clients.sizes[trainees], kind="stable")[:COMPARED]]
+    chosen = chosen[clients.sizes[chosen] > 0]
+    batches = np.array([size for slot in range(len(chosen)) for size in (count, max(1, count - 1) if slot == 0 else count)])
+    starts = np.concatenate(([0], np.cumsum(batches)))
+    own = np.diff(starts[::2])
+    plan = Plan(
+        round=0,
+        clients=chosen,
+        sizes=np.minimum(own, clients.sizes[chosen]),
+        examples=np.concatenate([np.resize(clients.of_client(client), many) for client, many in zip(chosen, own, strict=True)]),
+        place=np.concatenate([np.arange(many) for many in own]),
+        start_of_batch=starts,
+        batch_of_slot=np.arange(len(chosen) + 1) * 2,
+    )
+    found: list[dict[int, Tensor]] = []
+    for each in (reference, engine):
+        with _said_of(f"a trial of {len(chosen)} clients failed"):
+            updates = each.run(each.prepare(plan, recipe.local_rule), each.begin(), recipe.local_rule, COMPARED_RATE)
+            found.append({
+                int(client): torch.cat([chunk.vectors[row], chunk.statistics[row]]).double().clone()
+                for chunk in updates
+                for row, client in enumerate(chunk.clients)
+            })  # fmt: skip
+    tolerance = 1e-2 if recipe.precision == "float32" else 0.2
+    for client, expected in found[0].items():
+        error = float((found[1][client] - expected).norm() / expected.norm().clamp(min=1e-30))
+        if expected.isfinite().all() and not error < tolerance:
+            raise RecipeError(f"{engine.name} compute something else than the clients one by one (relative difference {error:.2g})")
 
 
 @contextmanager

@@ -121,3 +121,52 @@ def test_a_model_that_cannot_be_vectorised_is_trained_one_by_one(population, lin
     experiment = Experiment.of(Recipe(rounds=1, cohort_size=2), model, population)
     assert experiment.engine.name == "sequential"
     assert experiment.why.startswith("no lanes: a trial step failed")
+
+
+class Mixed(nn.Module):
+    """What lanes cannot know: images that look at each other, tokens before images, a parent that reads a child's weight."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.first, self.norm, self.last = how, nn.Linear(49, 16), nn.LayerNorm(16), nn.Linear(16, 10)
+
+    def forward(self, x):
+        x = self.first(x)
+        if self.how == "images that look at each other":
+            x = x - x.mean(0)
+        elif self.how == "a child's weight":
+            return self.last(x * self.norm.weight)
+        elif self.how == "tokens first":
+            return self.last(self.norm(x)[None].expand(4, -1, -1)).mean(0)
+        return self.last(self.norm(x))
+
+
+@pytest.mark.parametrize("how", ["images that look at each other", "a child's weight", "tokens first"])
+def test_lanes_that_would_compute_something_else_are_refused(population, linear, quiet, how):
+    model = nn.Sequential(linear[0], linear[1], Mixed(how))
+    settings = {"rounds": 1, "cohort_size": 2, "local_work": {"name": "steps", "batch_size": 4, "steps": 2}}
+    train(Recipe(**settings, engine="sequential"), model=model, population=population, terminal=quiet)
+    with pytest.raises(RecipeError, match=r"something else than the clients one by one|a trial of 3 clients failed"):
+        train(Recipe(**settings, engine="lanes"), model=model, population=population, terminal=quiet)
+
+
+def test_lanes_that_compute_the_same_are_taken(population, linear, quiet):
+    model = nn.Sequential(linear[0], linear[1], Mixed(""))
+    assert train(Recipe(rounds=1, cohort_size=2, engine="lanes"), model=model, population=population, terminal=quiet).history
+
+
+class OwnScale(nn.Module):
+    """A parameter of its own, and a BatchNorm below it."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.norm = nn.Parameter(torch.ones(10)), nn.BatchNorm1d(10)
+
+    def forward(self, x):
+        return self.norm(x) * self.scale
+
+
+def test_running_statistics_that_would_be_lost_are_refused(population, linear, quiet):
+    settings = {"rounds": 1, "cohort_size": 2, "local_work": {"name": "steps", "batch_size": 4, "steps": 2}}
+    with pytest.raises(RecipeError, match="OwnScale holds running statistics"):
+        train(Recipe(**settings, engine="lanes"), model=nn.Sequential(*linear, OwnScale()), population=population, terminal=quiet)

@@ -262,3 +262,40 @@ def test_the_kernels_fit_together(population, monkeypatch, limits, rule):
     model = convolutional(*pooled, nn.Conv2d(8, 16, 3, padding=1), *depthwise, nn.GroupNorm(4, 16), nn.Upsample(9))
     model[-1] = nn.Linear(144, 10)
     compare(model, population, limits=limits, work=Epochs(batch_size=16, epochs=2), rule=RULES[rule])
+
+
+class HeldStill(nn.Sequential):
+    """Keeps its BatchNorm and its dropout as they are in evaluation, as fine-tuning often does."""
+
+    def train(self, mode=True):
+        super().train(mode)
+        for layer in self:
+            if isinstance(layer, nn.BatchNorm2d | nn.Dropout | KeyedDropout):
+                layer.eval()
+        return self
+
+
+def test_layers_that_a_model_holds_still_are_held_still_in_lanes(population):
+    compare(HeldStill(*convolutional(nn.BatchNorm2d(8), nn.Dropout(0.5))), population)
+
+
+def test_one_layer_under_two_names_is_one_layer(population):
+    norm = nn.BatchNorm2d(8)
+    compare(convolutional(nn.Sequential(norm), nn.ReLU(), nn.Sequential(norm)), population, work=Steps(batch_size=3, steps=2))
+
+
+def test_memory_that_is_short_halves_waves_and_launches_once_for_all_waves(population, monkeypatch):
+    reference, lanes = engines_for(convolutional(), population, limits=Limits(slots=64, lanes=64, overhead=1000))
+    plan, state, losses = plan_for(population, Epochs(batch_size=5)), reference.begin(), Lanes._losses
+    expected = updates_of(lanes, plan, state)
+
+    def scarce(self, stage, launch, *rest):
+        if launch.width * launch.batch_size > 10:
+            raise torch.OutOfMemoryError("there is no more")
+        return losses(self, stage, launch, *rest)
+
+    monkeypatch.setattr(Lanes, "_losses", scarce)
+    monkeypatch.setattr(lanes, "_rows_of_a_wave", lambda rule: 3)
+    assert_same(expected, updates_of(lanes, plan, state))
+    assert lanes.limits.slots >= 8
+    assert 0 < lanes.fill <= 1

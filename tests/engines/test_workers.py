@@ -3,6 +3,9 @@
 import gc
 import os
 import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -137,3 +140,38 @@ def test_beside_a_gpu_workers_are_refused(population, linear, quiet, monkeypatch
     recipe = Recipe(rounds=1, cohort_size=2, engine="workers", device="cpu")
     with pytest.raises(RecipeError, match="Linux without a GPU"):
         train(recipe, model=linear, population=population, terminal=quiet)
+
+
+PARENT = """
+import sys, time, os
+import torch
+from rich.console import Console
+from fedlens.engines import workers
+from fedlens import load_recipe, train
+started = workers.Worker.__init__
+def noted(self, *rest):
+    started(self, *rest)
+    print(self.process.pid, flush=True)
+workers.Worker.__init__ = noted
+train(load_recipe("quickstart", ["engine=workers", "rounds=4000", "evaluation.every=4000"]), terminal=Console(quiet=True))
+"""
+
+
+def test_workers_do_not_outlive_a_parent_that_is_killed():
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    pids = [int(parent.stdout.readline()) for _ in range(len(os.sched_getaffinity(0)))]
+    time.sleep(1.5)
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 20
+    while any(running(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(running(pid) for pid in pids)
+
+
+def running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -136,7 +136,8 @@ class Admission:
 
     def _kept(self, rejected: Mapping[int, str]) -> dict[int, dict[str, Tensor]]:
         return {
-            client: {name: values[row] for name, values in verdict.kept.items()}
+            # a row of its own: a view would keep the rows of the whole wave
+            client: {name: values[row] if len(values) == 1 else values[row].clone() for name, values in verdict.kept.items()}
             for verdict in self.verdicts
             for row, client in enumerate(verdict.clients.tolist())
             if verdict.kept and client not in rejected

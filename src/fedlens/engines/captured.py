@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedlens.engines.batches import Batch
 
-MOST = 64  # shapes that are kept
+MOST = 1024  # shapes that are kept: ragged cohorts make many
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torchvision.models.vision_transformer import Encoder, VisionTransformer
 
 from fedlens.engines import lane_functions
@@ -59,7 +59,11 @@ class LaneConv2d(nn.Conv2d):
             return None
         from fedlens.engines.lane_kernels import Geometry
 
-        return Geometry(self.stride[0], (int(self.padding[0]), int(self.padding[1])), self.dilation[0])
+        geometry = Geometry(self.stride[0], (int(self.padding[0]), int(self.padding[1])), self.dilation[0])
+        height, width = geometry.outputs(x.shape, self.weight.shape)
+        images = len(x) // len(self.weight)
+        largest = max(x[0].numel(), self.out_channels * height * width)
+        return geometry if images * largest < 2**31 else None  # places within a lane are counted in 32 bits
 
     def lane_bias(self) -> Tensor | None:
         """The bias of each lane [L, O], also where it is frozen and the weight is not."""
@@ -84,12 +88,15 @@ class LaneGroupNorm(nn.GroupNorm):
         return torch.addcmul(per_image(self.bias, 1, y), y, per_image(self.weight, 1, y)) if self.affine else y
 
 
+LARGEST = 16  # window of a pooling kernel, which unrolls it
+
+
 class LaneMaxPool2d(nn.MaxPool2d):
     """Nothing in it belongs to a lane; the kernels are faster where channels lie innermost."""
 
     def forward(self, x: Tensor) -> Any:
         sizes = [(value, value) if isinstance(value, int) else value for value in (self.kernel_size, self.stride, self.padding)]
-        plain = not self.ceil_mode and not self.return_indices and self.dilation == 1 and all(a == b for a, b in sizes)
+        plain = not self.ceil_mode and not self.return_indices and self.dilation == 1 and all(a == b < LARGEST for a, b in sizes)
         if lane_functions.by_kernels(x) and x.ndim == 4 and plain:
             return MaxPool.apply(x, *(size[0] for size in sizes))
         return super().forward(x)
@@ -122,6 +129,10 @@ class LaneBatchNorm(_BatchNorm):
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         lanes = len(self.running_mean)
+        if not self.training:  # a model of one's own may hold it still
+            scale = (self.running_var + self.eps).rsqrt()
+            y = torch.addcmul(per_image(-self.running_mean * scale, 1, x), x, per_image(scale, 1, x))
+            return torch.addcmul(per_image(self.bias, 1, y), y, per_image(self.weight, 1, y)) if self.affine else y
         grouped = together(x, lanes)  # [B, L · C, …]
         mean, variance = (x.new_zeros(grouped.shape[1], dtype=torch.float32) for _ in range(2))
         y = apart(F.batch_norm(grouped, mean, variance, training=True, momentum=1.0, eps=self.eps), lanes)
@@ -139,7 +150,7 @@ class LaneKeyedDropout(KeyedDropout):
     """Every lane's mask is the one that its key gives to a batch of its own."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.key.ndim == 0 or self.p == 0:
+        if self.key.ndim == 0 or self.p == 0 or not self.training:
             return super().forward(x)
         lanes = x.unflatten(0, (len(self.key), -1))
         shape = self.mask_shape(lanes.shape[1:])
@@ -167,8 +178,13 @@ COMPOSED: dict[type[nn.Module], type[nn.Module]] = {  # of layers, beside parame
 }
 
 
+CONVERTED = {*LANE_LAYERS.values(), *COMPOSED.values()}
+
+
 def lanes_(model: nn.Module) -> None:
     """Let every layer take a weight for each lane (in place; names and shapes of parameters stay as they are)."""
+    if type(model) in CONVERTED or hasattr(model, "plain"):  # met before, under another name
+        return
     holds = [value for value in model._parameters.values() if value is not None] or model._buffers
     kind = type(model)
     if isinstance(model, _BatchNorm) and not model.track_running_stats:
@@ -180,6 +196,8 @@ def lanes_(model: nn.Module) -> None:
     elif kind in LANE_LAYERS and not (isinstance(model, nn.Conv2d) and unusual(model)):
         model.__class__ = LANE_LAYERS[kind]
     elif holds:
+        if any(isinstance(module, _NormBase) and module.track_running_stats for module in model.modules()):
+            raise ValueError(f"{kind.__name__} holds running statistics, which cannot be kept apart by lanes")
         model.__class__ = vmapped(kind)
         model.plain = {name: value.ndim for name, value in named_tensors(model).items()}  # type: ignore[assignment]
     else:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ from fedlens.tasks import Sums
 ROWS_SHARE = 0.4  # of the device's memory, for the rows of a wave and for what is made of them
 PIXELS = 1 << 24  # in a launch: about 330 images of 224 × 224 keep a large GPU busy
 NUMBERS = 1 << 30  # in the weights of a launch
+MOST_LANES = 65_535  # that a kernel can be started for
 ALIGNED = 64  # rows begin at multiples of so many numbers, so that kernels read them in wide pieces
 
 
@@ -71,7 +73,7 @@ class Lanes:
     def _limits(self, pixels: int) -> Limits:
         slots = max(16, PIXELS // pixels)
         narrow = slots // 4 if self.device.type == "cuda" else 0
-        return Limits(slots, max(1, NUMBERS // self.row), max(16, slots // 128), narrow)
+        return Limits(slots, min(MOST_LANES, max(1, NUMBERS // self.row)), max(16, slots // 128), narrow)
 
     def begin(self) -> State:
         return self.reference.begin()
@@ -88,8 +90,18 @@ class Lanes:
         """Train the clients of a plan and hand out their updates, wave by wave."""
         rates = self.reference.learning_rates(rule, learning_rate)
         context = Context(self._padded(state.x), self._padded(rates) if isinstance(rates, Tensor) else rates)
+        slots = used = 0
         while waves:
-            yield self._train_within_memory(waves.pop(0), state, rule, context)
+            wave = waves.pop(0)
+            if wave.limits != self.limits:  # laid out before memory was found to be short
+                wave = Wave.of(self, wave.plan)
+            try:
+                yield self._train(wave, state, rule, context)
+            except torch.OutOfMemoryError as error:
+                waves[:0] = self._smaller(wave, error)
+                continue
+            slots, used = slots + len(wave.packing.real), used + int(wave.packing.real.sum())
+        self.fill = used / slots if slots else 1.0
 
     def _padded(self, vector: Tensor) -> Tensor:
         """A vector as long as a row; what is added stays zero."""
@@ -97,31 +109,30 @@ class Lanes:
 
     def _rows_of_a_wave(self, rule: LocalRule) -> int:
         if self.device.type == "cuda":
-            memory = torch.cuda.get_device_properties(self.device).total_memory
+            examples = self.reference.feed(self.reference.population.train).columns.values()
+            memory = torch.cuda.get_device_properties(self.device).total_memory - sum(v.nbytes for v in examples if v.is_cuda)
         else:
             memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         row = 4 * self.row * (2 + len(rule.vectors))  # w, Δ and the vectors beside them
-        return max(1, int(ROWS_SHARE * memory / row))
+        return min(MOST_LANES, max(1, int(ROWS_SHARE * memory / row)))
 
-    def _train_within_memory(self, wave: Wave, state: State, rule: LocalRule, context: Context) -> Updates:
-        """Train a wave; where a launch does not fit, start the wave again with smaller ones: no row was handed out yet."""
-        while True:
-            try:
-                return self._train(wave, state, rule, context)
-            except torch.OutOfMemoryError as error:
-                if self.limits.slots == 1:
-                    raise MemoryError("a single image of a single client does not fit the device: use a smaller model") from error
-            self.limits = replace(self.limits, slots=self.limits.slots // 2, lanes=max(1, self.limits.lanes // 2))
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)  # nobody may still write to what is given back
-            for stage in self.stages.values():
-                stage.make_room(0)
-            torch.cuda.empty_cache()
-            wave = Wave.of(self, wave.plan)
+    def _smaller(self, wave: Wave, error: torch.OutOfMemoryError) -> list[Wave]:
+        """A wave that did not fit, in halves and with smaller launches: of its rows none was handed out yet."""
+        count = len(wave.plan.clients)
+        if self.limits.slots == count == 1:
+            raise MemoryError("a single image of a single client does not fit the device: use a smaller model") from error
+        slots, lanes = max(1, self.limits.slots // 2), max(1, self.limits.lanes // 2)
+        self.limits = replace(self.limits, slots=slots, lanes=lanes)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # nobody may still write to what is given back
+        for stage in self.stages.values():
+            stage.make_room(0)
+        torch.cuda.empty_cache()
+        cuts = [0, count // 2, count] if count > 1 else [0, 1]
+        return [Wave.of(self, wave.plan.part(first, last)) for first, last in pairwise(cuts)]
 
     def _train(self, wave: Wave, state: State, rule: LocalRule, context: Context) -> Updates:
         launches, size = wave.packing.launches, self.reference.parameters.size
-        self.fill = wave.packing.fill
         fused = lane_functions.by_kernels(context.x) and rule.is_plain(context)
         rows = _Rows.begin(state, context.x, rule, wave.clients, written=wave.packing.working if fused else 0)
         self.first.copy_(context.x)
@@ -228,6 +239,8 @@ class Stage:
             self.captured.forget()
         width = self.weights.shape[1]
         self.weights = self.gradients = self.weights.new_empty(0, width)  # let go of the old before asking for the new
+        if lanes:
+            lanes = 1 << (lanes - 1).bit_length()  # some more, so that a round that is a little wider finds room
         self.weights, self.gradients = (self.weights.new_zeros(lanes, width) for _ in range(2))
 
     def run(self, shape: tuple[int, int, bool], compute: Callable[[Batch], Tensor], batch: Batch) -> Tensor:
@@ -280,8 +293,8 @@ class _Rows:
 class Wave:
     """Some clients' work on the device: packed, drawn and uploaded for all launches at once."""
 
-    def __init__(self, plan: Plan, packing: Packing, sizes: Tensor, slots: Batch):
-        self.plan, self.packing, self.sizes, self.slots = plan, packing, sizes, slots
+    def __init__(self, plan: Plan, limits: Limits, packing: Packing, sizes: Tensor, slots: Batch):
+        self.plan, self.limits, self.packing, self.sizes, self.slots = plan, limits, packing, sizes, slots
         self.clients = plan.clients[packing.slot_of_lane]
         self.trained = np.diff(plan.start_of_batch[plan.batch_of_slot])[packing.slot_of_lane]
 
@@ -297,7 +310,7 @@ class Wave:
             weights=upload(real if draws.weights is None else real * draws.weights[example], device),
             real=upload(real, device),
         )
-        return cls(plan, packing, upload(plan.sizes[packing.slot_of_lane].astype(np.float32), device), slots)
+        return cls(plan, lanes.limits, packing, upload(plan.sizes[packing.slot_of_lane].astype(np.float32), device), slots)
 
     def batch(self, launch: Launch) -> Batch:
         """The slots of a launch, as views."""

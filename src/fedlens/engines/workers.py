@@ -70,7 +70,7 @@ class Worker:
         """The next update; it lies in a row of the shared memory until `free` is released."""
         try:
             answer = self.connection.recv()
-        except EOFError as error:
+        except (EOFError, OSError) as error:
             raise self._ended() from error
         if isinstance(answer, str):
             raise RuntimeError(f"a client's training failed in a worker process:\n{answer}")
@@ -178,7 +178,7 @@ def _serve(engine: Sequential, shared: Shared, free: Any, connection: Connection
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
-    row = 0
+    row, parent = 0, os.getppid()
     while True:
         try:
             parts, kept, rule, learning_rate = connection.recv()
@@ -188,7 +188,9 @@ def _serve(engine: Sequential, shared: Shared, free: Any, connection: Connection
         try:
             for part in parts:
                 for update in engine.run(engine.prepare(part, rule), state, rule, learning_rate):
-                    free.acquire()
+                    while not free.acquire(timeout=1):
+                        if os.getppid() != parent:  # it was killed, and will take no more
+                            return
                     connection.send(_put(shared, row, update))
                     row = (row + 1) % ROWS
         except Exception:
