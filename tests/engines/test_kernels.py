@@ -104,6 +104,17 @@ def test_group_norm(channels, groups, size, lanes):
         torch.testing.assert_close(lane_sums(table, torch.empty_like(gradient)), gradient, **CLOSE)
 
 
+@pytest.mark.parametrize("mean", [10.0, 1000.0])
+def test_group_norm_of_numbers_far_from_zero(mean):
+    x = inner(mean + normal(2, 16, 12, 12)).requires_grad_()
+    y, middle, deviation = group_norm(x.detach(), None, None, 4, 1e-5)
+    expected = F.group_norm(x.double(), 4)
+    torch.testing.assert_close(y.double(), expected, rtol=0, atol=1e-6 * mean)
+    g = inner(normal(*x.shape, seed=1))
+    (of_x,) = torch.autograd.grad(expected, x, g.double())
+    torch.testing.assert_close(group_norm_gradient(g, x.detach(), None, middle, deviation)[0], of_x, rtol=0, atol=1e-6 * mean)
+
+
 def test_sums_of_lanes_go_into_rows_that_lie_apart():
     a, out = normal(6, 130), torch.zeros(3, 200, device=DEVICE)
     lane_sums(a, out[:, 10:140])

@@ -1,8 +1,10 @@
 """GroupNorm with weights of each lane, as passes over the images in Triton.
 
-    sums:   s[n, c] = Σ_i a[n, i, c]  and  Σ_i a[n, i, c] b[n, i, c]                 over the pixels i of an image
+    sums:   s[n, c] = Σ_i a[n, i, c]  and  Σ_i a[n, i, c] (b[n, i, c] − b[n, 0, c])    over the pixels i of an image
     tables: what follows from them for each image and channel: means, deviations, factors
     affine: y[n, i, c] = p[n, c] a[n, i, c] + q[n, c] b[n, i, c] + r[n, c]
+
+Sums are taken of distances from an image's first pixel: of numbers far from zero, squares would drown what differs.
 
 Images [N, C, H, W] have their channels innermost; image n belongs to lane n // (N / L).
 """
@@ -19,18 +21,25 @@ TILE = 4096  # numbers that it holds at a time
 
 
 @triton.jit(do_not_specialize=["pixels", "pieces"])
-def sum_channels(a, b, out, pixels, C, pieces, BOTH: tl.constexpr, PIECE: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr):
+def sum_channels(
+    a, b, out, pixels, C, pieces, BOTH: tl.constexpr, SAME: tl.constexpr, PIECE: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr
+):  # fmt: skip
     n, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     c = tl.program_id(2) * BC + tl.arange(0, BC)
     first, second = tl.zeros((BP, BC), dtype=tl.float32), tl.zeros((BP, BC), dtype=tl.float32)
+    if BOTH:
+        pixel = tl.load(b + n * pixels * C + c, mask=c < C, other=0.0).to(tl.float32)[None, :]
     for start in range(0, PIECE, BP):
         i = piece * PIECE + start + tl.arange(0, BP)
         place = (n * pixels + i)[:, None] * C + c[None, :]
         ok = (i < pixels)[:, None] & (c < C)[None, :]
         value = tl.load(a + place, mask=ok, other=0.0).to(tl.float32)
-        first += value
         if BOTH:
-            second += value * tl.load(b + place, mask=ok, other=0.0).to(tl.float32)
+            other = tl.where(ok, tl.load(b + place, mask=ok, other=0.0).to(tl.float32) - pixel, 0.0)
+            if SAME:
+                value = other
+            second += value * other
+        first += value
     place = (n * pieces + piece) * C + c
     tl.store(out + place, tl.sum(first, 0), mask=c < C)
     if BOTH:
@@ -61,9 +70,9 @@ def gather_pieces(sums, row, pieces, C, c, ok):
     return total
 
 
-@triton.jit(do_not_specialize=["pieces", "batch", "count", "eps"])
+@triton.jit(do_not_specialize=["pixels", "pieces", "batch", "eps"])
 def forward_tables(
-    sums, weight, bias, mean, deviation, factor, shift, pieces, batch, count, eps, G, D, w_lane, b_lane,
+    x, sums, weight, bias, mean, deviation, factor, shift, pixels, pieces, batch, eps, G, D, w_lane, b_lane,
     WEIGHT: tl.constexpr, BIAS: tl.constexpr, BG: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Of one image: mean and 1 / σ of each group [N, G], and what each channel is multiplied by and shifted by [N, C]."""
@@ -71,9 +80,11 @@ def forward_tables(
     g, d = tl.arange(0, BG), tl.arange(0, BD)
     c, ok = g[:, None] * D + d[None, :], (g < G)[:, None] & (d < D)[None, :]
     C = G * D
-    first = tl.sum(gather_pieces(sums, n, pieces, C, c, ok), 1) / count
-    second = tl.sum(gather_pieces(sums, images + n, pieces, C, c, ok), 1) / count
-    scale = tl.rsqrt(tl.maximum(second - first * first, 0.0) + eps)
+    pixel = tl.load(x + n * pixels * C + c, mask=ok, other=0.0).to(tl.float32)
+    distance, square = gather_pieces(sums, n, pieces, C, c, ok), gather_pieces(sums, images + n, pieces, C, c, ok)
+    first = tl.sum(distance + pixels * pixel, 1) / (pixels * D)
+    off = tl.where(ok, pixel - first[:, None], 0.0)
+    scale = tl.rsqrt(tl.maximum(tl.sum(square + off * (2 * distance + pixels * off), 1) / (pixels * D), 0.0) + eps)
     tl.store(mean + n * G + g, first, mask=g < G)
     tl.store(deviation + n * G + g, scale, mask=g < G)
     product = tl.broadcast_to(scale[:, None], (BG, BD))
@@ -86,9 +97,9 @@ def forward_tables(
     tl.store(shift + n * C + c, moved, mask=ok)
 
 
-@triton.jit(do_not_specialize=["pieces", "batch", "count"])
+@triton.jit(do_not_specialize=["pixels", "pieces", "batch"])
 def backward_tables(
-    sums, weight, mean, deviation, factor, of_x, shift, total, product, pieces, batch, count, G, D, w_lane,
+    x, sums, weight, mean, deviation, factor, of_x, shift, total, product, pixels, pieces, batch, G, D, w_lane,
     WEIGHT: tl.constexpr, BG: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Of one image: the factors of dx = factor g + of_x x + shift, and Σ g and Σ g x̂ of each channel, all [N, C]."""
@@ -99,7 +110,9 @@ def backward_tables(
     middle = tl.load(mean + n * G + g, mask=g < G, other=0.0)[:, None]
     scale = tl.load(deviation + n * G + g, mask=g < G, other=0.0)[:, None]
     plain = gather_pieces(sums, n, pieces, C, c, ok)
-    crossed = (gather_pieces(sums, images + n, pieces, C, c, ok) - middle * plain) * scale
+    pixel = tl.load(x + n * pixels * C + c, mask=ok, other=0.0).to(tl.float32)
+    crossed = (gather_pieces(sums, images + n, pieces, C, c, ok) + (pixel - middle) * plain) * scale
+    crossed, count = tl.where(ok, crossed, 0.0), pixels * D
     tl.store(total + n * C + c, plain, mask=ok)
     tl.store(product + n * C + c, crossed, mask=ok)
     own = tl.broadcast_to(scale, (BG, BD))
@@ -131,8 +144,8 @@ def group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: in
     factor, shift = x.new_empty(2, images, channels, dtype=torch.float32)
     sums, depth = _sums(x, x), channels // groups
     forward_tables[(images,)](
-        sums, _or(weight, sums), _or(bias, sums), mean, deviation, factor, shift,
-        sums.shape[2], _batch(images, weight), float(height * width * depth), eps, groups, depth, _stride(weight), _stride(bias),
+        x, sums, _or(weight, sums), _or(bias, sums), mean, deviation, factor, shift,
+        height * width, sums.shape[2], _batch(images, weight), eps, groups, depth, _stride(weight), _stride(bias),
         WEIGHT=weight is not None, BIAS=bias is not None, BG=triton.next_power_of_2(groups), BD=triton.next_power_of_2(depth),
     )  # fmt: skip
     return _affine(x, factor, shift), mean, deviation
@@ -146,8 +159,8 @@ def group_norm_gradient(
     factor, of_x, shift, total, product = x.new_empty(5, images, channels, dtype=torch.float32)
     sums, depth = _sums(g, x), channels // groups
     backward_tables[(images,)](
-        sums, _or(weight, sums), mean, deviation, factor, of_x, shift, total, product,
-        sums.shape[2], _batch(images, weight), float(height * width * depth), groups, depth, _stride(weight),
+        x, sums, _or(weight, sums), mean, deviation, factor, of_x, shift, total, product,
+        height * width, sums.shape[2], _batch(images, weight), groups, depth, _stride(weight),
         WEIGHT=weight is not None, BG=triton.next_power_of_2(groups), BD=triton.next_power_of_2(depth),
     )  # fmt: skip
     return _affine(g, factor, shift, x, of_x), total, product
@@ -177,7 +190,9 @@ def _sums(a: Tensor, b: Tensor | None = None) -> Tensor:
     grid = (images, pieces, triton.cdiv(channels, wide))
     piece = min(PIECE, triton.next_power_of_2(height * width))
     tall = min(TILE // wide, piece)
-    sum_channels[grid](a, _or(b, a), out, height * width, channels, pieces, BOTH=b is not None, PIECE=piece, BP=tall, BC=wide)
+    sum_channels[grid](
+        a, _or(b, a), out, height * width, channels, pieces, BOTH=b is not None, SAME=a is b, PIECE=piece, BP=tall, BC=wide
+    )
     return out
 
 
