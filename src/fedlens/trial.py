@@ -53,22 +53,19 @@ def compare(engine: Engine, reference: Engine, recipe: Recipe, population: Popul
     """Refuse an engine that makes something else of a few clients than the reference does.
 
     A model of one's own may mix images, or read its weights in ways that no check of its layers foresees: two steps of
-    several clients, one of them with a smaller batch, show it.
+    several clients, in batches of the size that was tried, show it.
     """
     clients = population.train.clients
     smallest = recipe.local_work.smallest(clients.offsets, clients.examples, trainees, TRAINED)
     count, chosen = len(smallest.examples), trainees[np.argsort(-clients.sizes[trainees], kind="stable")[:COMPARED]]
     chosen = chosen[clients.sizes[chosen] > 0]
-    batches = np.array([size for slot in range(len(chosen)) for size in (count, max(1, count - 1) if slot == 0 else count)])
-    starts = np.concatenate(([0], np.cumsum(batches)))
-    own = np.diff(starts[::2])
     plan = Plan(
         round=0,
         clients=chosen,
-        sizes=np.minimum(own, clients.sizes[chosen]),
-        examples=np.concatenate([np.resize(clients.of_client(client), many) for client, many in zip(chosen, own, strict=True)]),
-        place=np.concatenate([np.arange(many) for many in own]),
-        start_of_batch=starts,
+        sizes=np.minimum(2 * count, clients.sizes[chosen]),
+        examples=np.concatenate([np.resize(clients.of_client(client), 2 * count) for client in chosen]),
+        place=np.tile(np.arange(2 * count), len(chosen)),
+        start_of_batch=np.arange(2 * len(chosen) + 1) * count,
         batch_of_slot=np.arange(len(chosen) + 1) * 2,
     )
     found: list[dict[int, Tensor]] = []

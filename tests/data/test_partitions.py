@@ -12,6 +12,7 @@ from fedlens.data import (
     Assignment,
     ClassDirichlet,
     Examples,
+    FedCVLDA,
     Federation,
     HsuDirichlet,
     Natural,
@@ -253,6 +254,12 @@ def test_extreme_concentrations_are_no_trouble(alpha, capped):
     assert (table > 0).sum() >= 100
     if alpha == 1e6 and not capped:
         assert (table.min(), table.max()) in ((10, 10), (9, 11))  # 500 / 50, but for what a cut rounds away
+
+
+def test_the_two_dirichlets_over_clients_differ_by_the_cap():
+    data = Examples({"label": LABELS})
+    free, capped = (part(clients=100, alpha=0.1).assign(data, seed=0).sizes for part in (ClassDirichlet, FedCVLDA))
+    assert free.std() > 1.3 * capped.std()
 
 
 def test_a_least_size_that_cannot_be_reached_is_an_error(monkeypatch):

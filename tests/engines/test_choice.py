@@ -170,3 +170,11 @@ def test_running_statistics_that_would_be_lost_are_refused(population, linear, q
     settings = {"rounds": 1, "cohort_size": 2, "local_work": {"name": "steps", "batch_size": 4, "steps": 2}}
     with pytest.raises(RecipeError, match="OwnScale holds running statistics"):
         train(Recipe(**settings, engine="lanes"), model=nn.Sequential(*linear, OwnScale()), population=population, terminal=quiet)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_batch_norm_is_compared_in_batches_that_it_can_take(population, linear, quiet, size):
+    """Not in smaller ones than the run has: BatchNorm takes no batch of one."""
+    settings = {"rounds": 1, "cohort_size": 2, "engine": "lanes", "local_work": {"name": "steps", "batch_size": size, "steps": 2}}
+    model = nn.Sequential(*linear, nn.BatchNorm1d(10))
+    assert train(Recipe(**settings), model=model, population=population, terminal=quiet).summary["engine"] == "lanes"

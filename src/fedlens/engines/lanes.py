@@ -96,10 +96,12 @@ class Lanes:
             if wave.limits != self.limits:  # laid out before memory was found to be short
                 wave = Wave.of(self, wave.plan)
             try:
-                yield self._train(wave, state, rule, context)
+                updates = self._train(wave, state, rule, context)
             except torch.OutOfMemoryError as error:
                 waves[:0] = self._smaller(wave, error)
                 continue
+            yield updates
+            del updates  # or its rows would stay while the next wave needs room
             slots, used = slots + len(wave.packing.real), used + int(wave.packing.real.sum())
         self.fill = used / slots if slots else 1.0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,17 +151,7 @@ class Pachinko(Partition):
 class ClassDirichlet(Partition):
     """Each class divided among the clients by Dir(α), α for each client: sizes and labels skewed, no cap on either."""
 
-    clients: Clients = 100
-    alpha: Concentration = 0.5
-    least: Annotated[int, Field(ge=0)] = 10
-
-    def assign(self, data: Examples, seed: int) -> Assignment:
-        return class_dirichlet(data.column("label"), self.clients, self.alpha, random.generator(seed, "partition"), self.least)
-
-
-@PARTITIONS.register("fedcv_lda", paper="He et al. 2021, FedCV (as FedML and NIID-Bench do it)")
-class FedCVLDA(Partition):
-    """As `class_dirichlet`, but a client that holds its share N / K gets no more: labels skewed, sizes nearly equal."""
+    capped: ClassVar[bool] = False
 
     clients: Clients = 100
     alpha: Concentration = 0.5
@@ -169,7 +159,14 @@ class FedCVLDA(Partition):
 
     def assign(self, data: Examples, seed: int) -> Assignment:
         generator = random.generator(seed, "partition")
-        return class_dirichlet(data.column("label"), self.clients, self.alpha, generator, self.least, capped=True)
+        return class_dirichlet(data.column("label"), self.clients, self.alpha, generator, self.least, self.capped)
+
+
+@PARTITIONS.register("fedcv_lda", paper="He et al. 2021, FedCV (as FedML and NIID-Bench do it)")
+class FedCVLDA(ClassDirichlet):
+    """As `class_dirichlet`, but a client that holds its share N / K gets no more: labels skewed, sizes nearly equal."""
+
+    capped: ClassVar[bool] = True
 
 
 def _dirichlet(
