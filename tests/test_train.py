@@ -1,6 +1,8 @@
+import contextlib
 import copy
 import json
 import random
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -608,3 +610,21 @@ def test_a_damaged_best_is_noticed_and_sought_anew(run, tmp_path, damage):
         again = run(out=tmp_path / "run", rounds=3, resume=True, terminal=Console(file=file, width=500))
     assert "best.safetensors is damaged or gone" in (tmp_path / "shown").read_text()
     assert again.summary["best"] is None
+
+
+def test_an_interrupt_that_python_swallows_ends_the_run_with_the_round(run, tmp_path, monkeypatch):
+    append = RunFolder.append
+
+    def swallowed(self, row):
+        append(self, row)
+        if row["round"] == 2:
+            with contextlib.suppress(KeyboardInterrupt):  # as a finaliser would
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(RunFolder, "append", swallowed)
+    with pytest.raises(KeyboardInterrupt):
+        run(out=tmp_path / "cut")
+    monkeypatch.undo()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert len((tmp_path / "cut/metrics.jsonl").read_text().splitlines()) == 2
+    assert scores(run(out=tmp_path / "cut", resume=True)) == scores(run())

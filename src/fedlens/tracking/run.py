@@ -97,11 +97,18 @@ class Run:
         return manifest
 
     def __enter__(self) -> Run:
-        self.handler = signal.signal(signal.SIGTERM, _interrupt) if _hears_signals() else None
+        self.heard = False
+        self.handler = signal.signal(signal.SIGTERM, self._interrupt) if _hears_signals() else None
+        if _hears_signals() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._interrupt)
         return self
 
+    def _interrupt(self, number: int, frame: object) -> None:
+        self.heard = True  # where Python swallows what is raised, as in a finaliser, the end of the round still knows
+        raise KeyboardInterrupt(f"signal {number}")
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        with _undisturbed(self.handler):
+        with _undisturbed(self.handler, self._interrupt):
             try:
                 if self.folder is not None and kind is not None and issubclass(kind, KeyboardInterrupt):
                     self._checkpoint()
@@ -143,6 +150,8 @@ class Run:
             listener.round(finished)
         if self.folder is not None and time.monotonic() - self.saved > self.subject.description["recipe"]["checkpoint_seconds"]:
             self._checkpoint()
+        if self.heard:
+            raise KeyboardInterrupt
 
     def finish(self) -> dict[str, Any]:
         """Write what came out: summary, final weights and a last checkpoint."""
@@ -242,7 +251,7 @@ def _hears_signals() -> bool:
 
 
 @contextmanager
-def _undisturbed(handler: Any) -> Iterator[None]:
+def _undisturbed(handler: Any, own: Any) -> Iterator[None]:
     """Let whoever presses Ctrl-C twice wait until what is left to do is done; then SIGTERM has its old handler again."""
     if not _hears_signals():
         yield
@@ -252,9 +261,5 @@ def _undisturbed(handler: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, signal.default_int_handler if before == own else before)
         signal.signal(signal.SIGTERM, handler)
-
-
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt(f"signal {number}")
