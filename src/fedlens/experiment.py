@@ -18,7 +18,7 @@ from fedlens.algorithms.local_work import Plan
 from fedlens.algorithms.schedules import learning_rate
 from fedlens.data import Federation, Population, federate, mean_earth_movers_distance
 from fedlens.data.population import Indices
-from fedlens.engines import Engine, Report, Sequential, choose
+from fedlens.engines import Engine, Report, Sequential, choose, repeatable_layers
 from fedlens.recipe import Recipe, RecipeError
 from fedlens.state import State
 from fedlens.tasks import Facts
@@ -100,16 +100,17 @@ class Experiment:
                 raise RecipeError(f"setting: local, but sampler '{recipe.sampler.name}' drew no client; use sampler=uniform")
         check_data(recipe, population, facts)
         trainees = np.arange(len(population)) if alone is None else alone
-        try_out(reference, recipe, population, trainees)
-        engine, why = choose(recipe.engine, reference, recipe.local_rule, alone=recipe.setting != "federated")
-        if engine is not reference:
-            try:
-                try_out(engine, recipe, population, trainees)
-                compare(engine, reference, recipe, population, trainees)
-            except RecipeError as error:  # a model of one's own may do what cannot be vectorised
-                if recipe.engine == engine.name:
-                    raise
-                engine, why = reference, f"no lanes: {error}"
+        with repeatable_layers(device):
+            try_out(reference, recipe, population, trainees)
+            engine, why = choose(recipe.engine, reference, recipe.local_rule, alone=recipe.setting != "federated")
+            if engine is not reference:
+                try:
+                    try_out(engine, recipe, population, trainees)
+                    compare(engine, reference, recipe, population, trainees)
+                except RecipeError as error:  # a model of one's own may do what cannot be vectorised
+                    if recipe.engine == engine.name:
+                        raise
+                    engine, why = reference, f"no lanes: {error}"
         return cls(recipe, population, facts, model, engine, why, alone)
 
     @property

@@ -1,4 +1,5 @@
-"""The same bits every time on one GPU: leave out the library algorithms that add up in whatever order threads arrive."""
+"""The same bits every time on one GPU, and all of a number's bits: no algorithm of a library that adds up in whatever order
+threads arrive, and no product that rounds its float32 inputs to ten bits."""
 
 from __future__ import annotations
 
@@ -11,15 +12,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 @contextmanager
 def repeatable_layers(device: torch.device) -> Iterator[None]:
-    """Within, cuDNN chooses among its deterministic algorithms, and by rule instead of by the clock; attention is plain."""
-    library = torch.backends.cudnn
-    before = library.deterministic, library.benchmark
-    library.deterministic, library.benchmark = True, False
-    try:
-        with sdpa_kernel(SDPBackend.MATH) if device.type == "cuda" else nullcontext():
-            yield
-    finally:
-        library.deterministic, library.benchmark = before
+    """Within, cuDNN chooses among its deterministic algorithms, and by rule instead of by the clock; attention is plain.
+
+    What is called float32 is that: PyTorch lets cuDNN round to TF32 by itself.
+    """
+    with (
+        torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False),
+        sdpa_kernel(SDPBackend.MATH) if device.type == "cuda" else nullcontext(),
+    ):
+        yield
 
 
 @contextmanager
