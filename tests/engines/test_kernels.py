@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from fedlens.algorithms.local_rules import SGD, Context
 from fedlens.engines import depthwise_kernels
-from fedlens.engines.channel_kernels import channel_sums, group_norm, group_norm_gradient, lane_sums
+from fedlens.engines.channel_kernels import add_to_channels_, channel_sums, group_norm, group_norm_gradient, lane_sums
 from fedlens.engines.lane_kernels import Geometry, Tile, convolve, in_fours, input_gradient, weight_gradient
 from fedlens.engines.pool_kernels import max_pool, max_pool_gradient
 from fedlens.engines.row_kernels import clear_rows_, descend_
@@ -158,14 +158,24 @@ def test_bad_rows_become_zero_and_good_ones_stay():
 
 @pytest.mark.parametrize(("decay", "momentum", "nesterov"), [(0, 0, False), (0.01, 0, False), (0.01, 0.9, False), (0, 0.9, True)])
 @pytest.mark.parametrize("first", [False, True])
-def test_a_step_in_one_pass_is_the_rule_s(decay, momentum, nesterov, first):
+def test_a_step_in_one_pass_is_the_rule_s_and_the_last_one_leaves_the_update(decay, momentum, nesterov, first):
     rule = SGD(momentum=momentum, nesterov=nesterov, weight_decay=decay)
     w, g, v = normal(3, 5000), normal(3, 5000, seed=1).to(torch.bfloat16), normal(3, 5000, seed=2)
     start = normal(5000, seed=3).expand(3, -1) if first else w
     expected, vectors = start.clone(), {"momentum": v.clone()}
-    rule.step(expected, g, vectors, Context(start[0], 0.1))
+    x, ends = normal(5000, seed=4), torch.tensor([0, 1, 0], dtype=torch.uint8, device=DEVICE)
+    rule.step(expected, g, vectors, Context(x, 0.1))
     copy = torch.zeros(3, 6000, dtype=torch.bfloat16, device=DEVICE)[:, 500:5500]
-    descend_(start, w, g, v if momentum else None, copy, 0.1, decay, momentum, nesterov)
-    torch.testing.assert_close(w, expected, rtol=1e-6, atol=1e-6)
+    descend_(start, w, g, v if momentum else None, copy, x, ends, 0.1, decay, momentum, nesterov)
+    torch.testing.assert_close(w[::2], expected[::2], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(w[1], expected[1] - x, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(v, vectors["momentum"], rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(copy, w.to(torch.bfloat16))
+    torch.testing.assert_close(copy[::2], w[::2].to(torch.bfloat16))
+
+
+@pytest.mark.parametrize(("lanes", "rows", "channels"), [(1, 1, 1), (3, 10, 200), (2, 70, 33)])
+def test_a_bias_of_each_lane_is_added_in_place(lanes, rows, channels):
+    y, bias = normal(lanes, rows, channels), normal(lanes, channels + 8, seed=1)[:, 4:-4]
+    expected = y + bias[:, None]
+    assert add_to_channels_(y, bias) is y
+    torch.testing.assert_close(y, expected)

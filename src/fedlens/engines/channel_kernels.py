@@ -137,6 +137,17 @@ def sum_rows(a, out, rows, C, out_lane, BR: tl.constexpr, BC: tl.constexpr):
     tl.store(out + lane * out_lane + c, tl.sum(total, 0).to(out.dtype.element_ty), mask=c < C)
 
 
+@triton.jit(do_not_specialize=["rows"])
+def add_channels(y, bias, rows, C, b_lane, BR: tl.constexpr, BC: tl.constexpr):
+    lane = tl.program_id(1).to(tl.int64)
+    r, c = tl.program_id(0) * BR + tl.arange(0, BR), tl.program_id(2) * BC + tl.arange(0, BC)
+    place = (lane * rows + r)[:, None] * C + c[None, :]
+    ok = (r < rows)[:, None] & (c < C)[None, :]
+    more = tl.load(bias + lane * b_lane + c, mask=c < C, other=0.0).to(tl.float32)
+    value = tl.load(y + place, mask=ok, other=0.0).to(tl.float32) + more[None, :]
+    tl.store(y + place, value.to(y.dtype.element_ty), mask=ok)
+
+
 def group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """GroupNorm of images, weight and bias [L, C] or None; and mean and 1 / σ of each image and group."""
     images, channels, height, width = x.shape
@@ -180,6 +191,16 @@ def channel_sums(a: Tensor, lanes: int) -> Tensor:
     sums = _sums(a)
     table = sums.view(-1, sums.shape[-1])
     return lane_sums(table, a.new_empty(lanes, a.shape[1]))
+
+
+def add_to_channels_(y: Tensor, bias: Tensor) -> Tensor:
+    """y[l, r, c] += bias[l, c], in place."""
+    (lanes, rows, channels), wide = y.shape, _block(y.shape[2])
+    tall = min(TILE // wide, triton.next_power_of_2(rows))
+    add_channels[(triton.cdiv(rows, tall), lanes, triton.cdiv(channels, wide))](
+        y, bias, rows, channels, bias.stride(0), BR=tall, BC=wide
+    )
+    return y
 
 
 def _sums(a: Tensor, b: Tensor | None = None) -> Tensor:

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+LONG = 64  # a library's matrix product is faster than ours where it sums over so many numbers, and slower where there are few
+
 
 def by_kernels(x: Tensor) -> bool:
     """Whether our own kernels compute what follows from x."""
@@ -31,30 +33,46 @@ def destination(w: Tensor) -> Tensor | None:
 
 
 class LinearMap(torch.autograd.Function):
-    """y[l] = x[l] w[l]ᵀ: a batched matrix product.   x [L, R, I], w [L, O, I]"""
+    """y[l] = x[l] w[l]ᵀ + b[l]: a batched matrix product.   x [L, R, I], w [L, O, I], b [L, O] or None"""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, into: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, into: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, w)
         ctx.into = into
-        return F.linear(x, w[0]) if shared(w) else torch.bmm(x, w.mT)
+        if shared(w) and (bias is None or shared(bias)):
+            return F.linear(x, w[0], None if bias is None else bias[0])
+        y = torch.bmm(x, w.mT)
+        if bias is None:
+            return y
+        if not by_kernels(x):
+            return y.add_(bias[:, None])
+        from fedlens.engines.channel_kernels import add_to_channels_
+
+        return add_to_channels_(y, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (g,), (x, w) = gradients, ctx.saved_tensors
-        dx = dw = None
+        g, dx, dw, db = g.contiguous(), None, None, None
         if ctx.needs_input_grad[0]:
             dx = g @ w[0] if shared(w) else torch.bmm(g, w)
         if ctx.needs_input_grad[1]:
-            if by_kernels(x):
+            dw = w.new_empty(w.shape) if ctx.into is None else ctx.into
+            if by_kernels(x) and x.shape[1] < LONG:
                 from fedlens.engines.lane_kernels import Geometry, weight_gradient
 
-                dw = w.new_empty(w.shape) if ctx.into is None else ctx.into
-                x, g = (value.contiguous().view(-1, value.shape[-1], 1, 1) for value in (x, g))
-                weight_gradient(x, g, dw[..., None, None], Geometry())
+                inputs, outputs = (value.contiguous().view(-1, value.shape[-1], 1, 1) for value in (x, g))
+                weight_gradient(inputs, outputs, dw[..., None, None], Geometry())
             else:
-                dw = torch.bmm(g.mT, x)
-        return dx, dw, None
+                torch.bmm(g.mT, x, out=dw)
+        if ctx.needs_input_grad[2]:
+            if by_kernels(x):
+                from fedlens.engines.channel_kernels import channel_sums
+
+                db = channel_sums(g.transpose(1, 2)[..., None], len(w))
+            else:
+                db = g.sum(1)
+        return dx, dw, db, None
 
 
 class Convolution(torch.autograd.Function):
@@ -201,11 +219,13 @@ class MaxPool(torch.autograd.Function):
 def lane_linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     """x [L · B, …, I] by a weight for each lane, w [L, O, I] and bias [L, O], or by one for all."""
     if w.ndim == 2:
+        if bias is None or bias.ndim == 1:
+            return F.linear(x, w, bias)
         y = F.linear(x, w)
-    else:
-        rows = x.unflatten(0, (len(w), -1)).flatten(1, -2)  # [L, B · …, I]
-        y = LinearMap.apply(rows, w, destination(w)).view(*x.shape[:-1], -1)
-    return y if bias is None else y + per_image(bias, 1, y, last=True)
+        return y + per_image(bias, 1, y, last=True)
+    rows = x.unflatten(0, (len(w), -1)).flatten(1, -2)  # [L, B · …, I]
+    own = bias.expand(len(w), -1) if bias is not None and bias.ndim == 1 else bias
+    return LinearMap.apply(rows, w, own, destination(w)).view(*x.shape[:-1], -1)
 
 
 def together(x: Tensor, lanes: int) -> Tensor:

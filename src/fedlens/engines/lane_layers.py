@@ -105,9 +105,10 @@ class LaneMaxPool2d(nn.MaxPool2d):
 class LaneLayerNorm(nn.LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         y, own = F.layer_norm(x, self.normalized_shape, eps=self.eps), len(self.normalized_shape)
-        if self.weight is not None:
-            y = y * per_image(self.weight, own, y, last=True)
-        return y if self.bias is None else y + per_image(self.bias, own, y, last=True)
+        weight, bias = (None if v is None else per_image(v, own, y, last=True) for v in (self.weight, self.bias))
+        if weight is None:
+            return y
+        return y * weight if bias is None else torch.addcmul(bias, y, weight)
 
 
 class LaneFrozenBatchNorm(FrozenBatchNorm):

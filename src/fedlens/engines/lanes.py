@@ -78,6 +78,9 @@ class Lanes:
     def begin(self) -> State:
         return self.reference.begin()
 
+    def in_float32(self) -> Lanes:
+        return Lanes(self.reference.in_float32(), self.limits)
+
     def evaluate(self, state: State, federation: Federation, batch_size: int | None = None) -> Sums:
         return self.reference.evaluate(state, federation, batch_size)
 
@@ -136,7 +139,7 @@ class Lanes:
     def _train(self, wave: Wave, state: State, rule: LocalRule, context: Context) -> Updates:
         launches, size = wave.packing.launches, self.reference.parameters.size
         fused = lane_functions.by_kernels(context.x) and rule.is_plain(context)
-        rows = _Rows.begin(state, context.x, rule, wave.clients, written=wave.packing.working if fused else 0)
+        rows = _Rows.begin(state, context.x, rule, wave.clients, written=wave.packing.working if fused else None)
         self.first.copy_(context.x)
         for tail, stage in self.stages.items():
             stage.make_room(max((launch.width for launch in launches if launch.tail == tail), default=1))
@@ -146,13 +149,13 @@ class Lanes:
             with stage.at_work():
                 part = rows.part(launch.lanes)
                 part.loss.add_(self._losses(stage, launch, wave.batch(launch), part))
-                self._move(stage, launch, part, rule, context, fused)
+                self._move(stage, launch, part, rule, context, wave.ends[launch.batches] if fused else None)
         for stage in self.stages.values():
             stage.let_others_wait()
         return Updates(
             clients=rows.clients,
             sizes=wave.sizes,
-            vectors=rule.update(rows.w, context)[:, :size],
+            vectors=(rows.w if fused else rule.update(rows.w, context))[:, :size],
             statistics=rows.statistics,
             counters=rows.counters,
             loss=rows.loss,
@@ -168,11 +171,13 @@ class Lanes:
         return stage.run((launch.width, launch.batch_size, launch.first), compute, batch)
 
     @torch.no_grad()
-    def _move(self, stage: Stage, launch: Launch, rows: _Rows, rule: LocalRule, context: Context, fused: bool) -> None:
-        """The local rule on the rows of a launch; a fused one is one pass, which leaves the new weights on the stage too."""
+    def _move(self, stage: Stage, launch: Launch, rows: _Rows, rule: LocalRule, context: Context, ends: Tensor | None) -> None:
+        """The local rule on the rows of a launch. Fused, where it is told which rows end, it is one pass, which leaves the new
+        weights on the stage too, and of rows that end the update.
+        """
         gradients, weights = stage.gradients[: launch.width], stage.weights[: launch.width]
-        stage.held = launch.lanes if fused else None
-        if not fused:
+        stage.held = None if ends is None else launch.lanes
+        if ends is None:
             rule.step(rows.w, gradients, rows.vectors, context)
             return
         from fedlens.engines.row_kernels import descend_
@@ -180,7 +185,7 @@ class Lanes:
         start = context.x.expand(launch.width, -1) if launch.first else rows.w
         rate = float(context.learning_rate)
         settings = rule.weight_decay, rule.momentum, rule.nesterov
-        descend_(start, rows.w, gradients, rows.vectors.get("momentum"), weights, rate, *settings)
+        descend_(start, rows.w, gradients, rows.vectors.get("momentum"), weights, context.x, ends, rate, *settings)
 
     def _gradients(self, stage: Stage, width: int, first: bool, rows: _Rows, batch: Batch) -> Tensor:
         """What `_losses` computes on the stage, and what is captured of it.
@@ -273,8 +278,8 @@ class _Rows:
     loss: Tensor  # [m]
 
     @classmethod
-    def begin(cls, state: State, x: Tensor, rule: LocalRule, clients: Indices, written: int = 0) -> _Rows:
-        """All lanes at x; the first `written` need not hold it, because their first step reads it elsewhere."""
+    def begin(cls, state: State, x: Tensor, rule: LocalRule, clients: Indices, written: int | None = None) -> _Rows:
+        """All lanes at x; unless so many are written from their first step on, and end as updates: then that of the others is 0."""
         m, size = len(clients), len(state.x)
         vectors = {name: x.new_zeros(m, len(x)) for name in rule.vectors}
         for name in rule.kept:
@@ -282,8 +287,8 @@ class _Rows:
             if earlier:
                 vectors[name][list(earlier), :size] = torch.stack([kept[name] for kept in earlier.values()])
         statistics, counters = (value.repeat(m, 1) for value in (state.statistics, state.counters))
-        w = x.new_empty(m, len(x))
-        w[written:] = x
+        w = x.repeat(m, 1) if written is None else x.new_empty(m, len(x))
+        w[m if written is None else written :] = 0
         return cls(clients, w, vectors, statistics, counters, x.new_zeros(m))
 
     def part(self, lanes: slice) -> _Rows:
@@ -299,6 +304,8 @@ class Wave:
         self.plan, self.limits, self.packing, self.sizes, self.slots = plan, limits, packing, sizes, slots
         self.clients = plan.clients[packing.slot_of_lane]
         self.trained = np.diff(plan.start_of_batch[plan.batch_of_slot])[packing.slot_of_lane]
+        last = np.isin(packing.batch, plan.batch_of_slot[1:] - 1)
+        self.ends = upload(last.astype(np.uint8), sizes.device)  # [launched batches] whether it is a client's last
 
     @classmethod
     def of(cls, lanes: Lanes, plan: Plan) -> Wave:

@@ -19,10 +19,13 @@ def clear(rows, bad, size, stride, BLOCK: tl.constexpr):
 
 @triton.jit
 def descend(
-    start, w, g, v, copy, size, start_row, w_row, g_row, v_row, copy_row, rate, decay, momentum,
-    DECAY: tl.constexpr, MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, COPY: tl.constexpr, BLOCK: tl.constexpr,
+    start, w, g, v, copy, x, ends, size, start_row, w_row, g_row, v_row, copy_row, rate, decay, momentum,
+    DECAY: tl.constexpr, MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """g ← g + λ w,   v ← μ v + g,   w ← w − η v   (Nesterov: g + μ v for v), with w read at `start` and noted in `copy` too."""
+    """g ← g + λ w,   v ← μ v + g,   w ← w − η v   (Nesterov: g + μ v for v), with w read at `start` and noted in `copy` too.
+
+    Where a row `ends`, this was its last step: w − x takes the place of w.
+    """
     row = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ok = i < size
@@ -38,8 +41,10 @@ def descend(
         else:
             step = moved
     weight -= rate * step
-    tl.store(w + row * w_row + i, weight, mask=ok)
-    if COPY:
+    if tl.load(ends + row):
+        tl.store(w + row * w_row + i, weight - tl.load(x + i, mask=ok, other=0.0), mask=ok)
+    else:
+        tl.store(w + row * w_row + i, weight, mask=ok)
         tl.store(copy + row * copy_row + i, weight.to(copy.dtype.element_ty), mask=ok)
 
 
@@ -54,16 +59,20 @@ def descend_(
     w: Tensor,
     g: Tensor,
     v: Tensor | None,
-    copy: Tensor | None,
+    copy: Tensor,
+    x: Tensor,
+    ends: Tensor,
     rate: float,
     decay: float,
     momentum: float,
     nesterov: bool,
 ) -> None:
-    """One step of SGD from `start` (rows, or one row expanded) to w in one pass, which writes w to `copy` too, in its precision."""
+    """One step of SGD from `start` (rows, or one row expanded) to w in one pass, which writes w to `copy` too, in its precision;
+    but to rows whose last step it is (`ends` [m], 1 or 0), w − x.
+    """
     own = w if v is None else v
-    other = w if copy is None else copy
+    strides = (value.stride(0) for value in (start, w, g, own, copy))
     descend[(triton.cdiv(w.shape[1], BLOCK), len(w))](
-        start, w, g, own, other, w.shape[1], *(value.stride(0) for value in (start, w, g, own, other)), rate, decay, momentum,
-        DECAY=decay != 0, MOMENTUM=v is not None, NESTEROV=nesterov, COPY=copy is not None, BLOCK=BLOCK, num_warps=8,
+        start, w, g, own, copy, x, ends, w.shape[1], *strides, rate, decay, momentum,
+        DECAY=decay != 0, MOMENTUM=v is not None, NESTEROV=nesterov, BLOCK=BLOCK, num_warps=8,
     )  # fmt: skip

@@ -48,6 +48,7 @@ class Sequential:
         seed: int,
         device: torch.device,
         precision: Precision = "float32",
+        feeds: dict[int, Feed] | None = None,
     ):
         self.task, self.facts, self.population, self.seed, self.device = task, facts.to(device), population, seed, device
         self.dtype = getattr(torch, precision)
@@ -63,12 +64,16 @@ class Sequential:
         self.counters.bind(self.model, self.c)
         self.private = [(value, value.clone()) for value in private_buffers(self.model)]
         self.given = State(0, self.w.clone(), self.s.clone(), self.c.clone())
-        self.feeds: dict[int, Feed] = {}
+        self.feeds: dict[int, Feed] = {} if feeds is None else feeds
         self.captured = Captured(device) if device.type == "cuda" and self.feed(population.train).resident else None
 
     def begin(self) -> State:
         """The state before the first round: the model as it was given."""
         return self.given
+
+    def in_float32(self) -> Sequential:
+        """An engine like this one that computes in full precision, on the same examples."""
+        return Sequential(self.model, self.task, self.facts, self.population, self.seed, self.device, feeds=self.feeds)
 
     def prepare(self, plan: Plan, rule: LocalRule) -> Batches:
         """Lay out a round: nothing in it depends on the state, so that it can be done while another one is trained."""

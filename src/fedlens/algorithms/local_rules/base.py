@@ -61,8 +61,8 @@ class LocalRule(Part):
         return ("momentum",) if self.keep_momentum else ()
 
     def is_plain(self, context: Context) -> bool:
-        """Whether a step is the equation above and no more, with one rate for all, so that an engine may fuse it into one pass."""
-        own = type(self).step is LocalRule.step and type(self).gradient is LocalRule.gradient
+        """Whether a step and the update are the equations here and no more, with one rate for all: an engine may fuse them."""
+        own = all(getattr(type(self), name) is getattr(LocalRule, name) for name in ("step", "gradient", "update"))
         return own and self.clip_gradient_norm is None and not isinstance(context.learning_rate, Tensor)
 
     def gradient(self, g: Tensor, w: Tensor, context: Context) -> Tensor:
