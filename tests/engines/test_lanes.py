@@ -80,12 +80,13 @@ def compare(model, population, work=None, rule=None, learning_rate=0.1, **settin
 
 LAYERS = {
     "plain": [],
+    "linear": [nn.Linear(9, 9), nn.ReLU(inplace=True), nn.Linear(9, 9, bias=False), nn.ReLU(inplace=True)],
     "batch norm": [nn.BatchNorm2d(8)],
     "batch norm, cumulative": [nn.BatchNorm2d(8, momentum=None)],
     "batch norm without affine": [nn.BatchNorm2d(8, affine=False)],
     "frozen batch norm": [FrozenBatchNorm(8)],
-    "group norm": [nn.GroupNorm(2, 8)],
-    "layer norm": [nn.LayerNorm([8, 9, 9])],
+    "group norm": [nn.GroupNorm(2, 8), nn.ReLU(inplace=True)],
+    "layer norm": [nn.LayerNorm([8, 9, 9]), nn.ReLU(inplace=True)],
     "layer norm without affine": [nn.LayerNorm([9], elementwise_affine=False)],
     "instance norm": [nn.InstanceNorm2d(8, affine=True)],
     "dropout": [KeyedDropout(0.4)],
@@ -259,7 +260,7 @@ def test_the_kernels_fit_together(population, monkeypatch, limits, rule):
     monkeypatch.setattr("fedlens.engines.lane_functions.by_kernels", lambda x: True)
     pooled = [nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1), nn.ReLU(inplace=True)]
     depthwise = nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.ReLU(inplace=True)
-    model = convolutional(*pooled, nn.Conv2d(8, 16, 3, padding=1), *depthwise, nn.GroupNorm(4, 16), nn.Upsample(9))
+    model = convolutional(*pooled, nn.Conv2d(8, 16, 3, padding=1), *depthwise, nn.GroupNorm(4, 16), nn.Upsample(9), nn.Linear(9, 9), nn.ReLU(inplace=True))
     model[-1] = nn.Linear(144, 10)
     compare(model, population, limits=limits, work=Epochs(batch_size=16, epochs=2), rule=RULES[rule])
 

@@ -33,7 +33,7 @@ def destination(w: Tensor) -> Tensor | None:
 
 
 class LinearMap(torch.autograd.Function):
-    """y[l] = x[l] w[l]ᵀ + b[l]: a batched matrix product.   x [L, R, I], w [L, O, I], b [L, O] or None"""
+    """y[l] = x[l] w[l]ᵀ + b[l]: a batched matrix product.   x [L · B, …, I], w [L, O, I], b [L, O] or None"""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, into: Tensor | None) -> Tensor:
@@ -41,37 +41,38 @@ class LinearMap(torch.autograd.Function):
         ctx.into = into
         if shared(w) and (bias is None or shared(bias)):
             return F.linear(x, w[0], None if bias is None else bias[0])
-        y = torch.bmm(x, w.mT)
-        if bias is None:
-            return y
-        if not by_kernels(x):
-            return y.add_(bias[:, None])
-        from fedlens.engines.channel_kernels import add_to_channels_
+        y = x.new_empty(*x.shape[:-1], w.shape[1])  # no view, or autograd forbids to change it in place
+        rows = by_lane(y, w)
+        torch.bmm(by_lane(x, w), w.mT, out=rows)
+        if bias is not None and by_kernels(x):
+            from fedlens.engines.channel_kernels import add_to_channels_
 
-        return add_to_channels_(y, bias)
+            add_to_channels_(rows, bias)
+        elif bias is not None:
+            rows += bias[:, None]
+        return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (g,), (x, w) = gradients, ctx.saved_tensors
-        g, dx, dw, db = g.contiguous(), None, None, None
+        (x, w), dx, dw, db = ctx.saved_tensors, None, None, None
+        rows, g = by_lane(x, w), by_lane(gradients[0].contiguous(), w)
         if ctx.needs_input_grad[0]:
-            dx = g @ w[0] if shared(w) else torch.bmm(g, w)
+            dx = (g @ w[0] if shared(w) else torch.bmm(g, w)).view(x.shape)
         if ctx.needs_input_grad[1]:
             dw = w.new_empty(w.shape) if ctx.into is None else ctx.into
-            if by_kernels(x) and x.shape[1] < LONG:
+            if by_kernels(x) and rows.shape[1] < LONG:
                 from fedlens.engines.lane_kernels import Geometry, weight_gradient
 
-                inputs, outputs = (value.contiguous().view(-1, value.shape[-1], 1, 1) for value in (x, g))
-                weight_gradient(inputs, outputs, dw[..., None, None], Geometry())
+                images = (value.contiguous().view(-1, value.shape[-1], 1, 1) for value in (rows, g))
+                weight_gradient(*images, dw[..., None, None], Geometry())
             else:
-                torch.bmm(g.mT, x, out=dw)
-        if ctx.needs_input_grad[2]:
-            if by_kernels(x):
-                from fedlens.engines.channel_kernels import channel_sums
+                torch.bmm(g.mT, rows, out=dw)
+        if ctx.needs_input_grad[2] and by_kernels(x):
+            from fedlens.engines.channel_kernels import channel_sums
 
-                db = channel_sums(g.transpose(1, 2)[..., None], len(w))
-            else:
-                db = g.sum(1)
+            db = channel_sums(g.mT[..., None], len(w))
+        elif ctx.needs_input_grad[2]:
+            db = g.sum(1)
         return dx, dw, db, None
 
 
@@ -223,9 +224,13 @@ def lane_linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
             return F.linear(x, w, bias)
         y = F.linear(x, w)
         return y + per_image(bias, 1, y, last=True)
-    rows = x.unflatten(0, (len(w), -1)).flatten(1, -2)  # [L, B · …, I]
     own = bias.expand(len(w), -1) if bias is not None and bias.ndim == 1 else bias
-    return LinearMap.apply(rows, w, own, destination(w)).view(*x.shape[:-1], -1)
+    return LinearMap.apply(x, w, own, destination(w))
+
+
+def by_lane(x: Tensor, w: Tensor) -> Tensor:
+    """The rows of each lane: [L · B, …, I] → [L, B · …, I]."""
+    return x.reshape(len(w), -1, x.shape[-1])
 
 
 def together(x: Tensor, lanes: int) -> Tensor:
