@@ -260,7 +260,8 @@ def test_the_kernels_fit_together(population, monkeypatch, limits, rule):
     monkeypatch.setattr("fedlens.engines.lane_functions.by_kernels", lambda x: True)
     pooled = [nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1), nn.ReLU(inplace=True)]
     depthwise = nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.ReLU(inplace=True)
-    model = convolutional(*pooled, nn.Conv2d(8, 16, 3, padding=1), *depthwise, nn.GroupNorm(4, 16), nn.Upsample(9), nn.Linear(9, 9), nn.ReLU(inplace=True))
+    normed = nn.GroupNorm(4, 16), nn.Upsample(9), nn.Linear(9, 9), nn.ReLU(inplace=True)
+    model = convolutional(*pooled, nn.Conv2d(8, 16, 3, padding=1), *depthwise, *normed)
     model[-1] = nn.Linear(144, 10)
     compare(model, population, limits=limits, work=Epochs(batch_size=16, epochs=2), rule=RULES[rule])
 

@@ -63,8 +63,8 @@ class LinearMap(torch.autograd.Function):
             if by_kernels(x) and rows.shape[1] < LONG:
                 from fedlens.engines.lane_kernels import Geometry, weight_gradient
 
-                images = (value.contiguous().view(-1, value.shape[-1], 1, 1) for value in (rows, g))
-                weight_gradient(*images, dw[..., None, None], Geometry())
+                inputs, outputs = (value.contiguous().view(-1, value.shape[-1], 1, 1) for value in (rows, g))
+                weight_gradient(inputs, outputs, dw[..., None, None], Geometry())
             else:
                 torch.bmm(g.mT, rows, out=dw)
         if ctx.needs_input_grad[2] and by_kernels(x):
