@@ -1,5 +1,7 @@
 """Lanes compute what the sequential engine computes: every layer, rule, shape of cohort and way to pack it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -75,6 +77,11 @@ def compare(model, population, work=None, rule=None, learning_rate=0.1, **settin
     expected = updates_of(reference, plan, state, rule, learning_rate=learning_rate)
     assert all(client["vector"].isfinite().all() for client in expected.values())
     assert_same(expected, updates_of(lanes, plan, state, rule, learning_rate=learning_rate))
+    longest = expected[plan.clients[plan.sizes.argmax()]]
+    moved = replace(state, x=state.x + longest["vector"], statistics=longest["statistics"], counters=longest["counters"])
+    one, other = (engine.evaluate(moved, population.test, 7) for engine in (reference, lanes))
+    for name, value in one.items():
+        torch.testing.assert_close(other[name], value, rtol=1e-4, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
     return lanes
 
 

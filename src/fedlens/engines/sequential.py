@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -110,19 +110,25 @@ class Sequential:
 
     def evaluate(self, state: State, federation: Federation, batch_size: int | None = None) -> Sums:
         """Measure a state on a federation's examples, with one row of sums for each of its clients."""
+        self._load(state)
+        return self.measure(self.model, self._outputs, federation, batch_size)
+
+    def measure(
+        self, model: nn.Module, outputs_of: Callable[[Tensor], Tensor], federation: Federation, batch_size: int | None
+    ) -> Sums:
+        """The sums of what a model puts out, in evaluation mode meanwhile."""
         feed, batch_size = self.feed(federation), batch_size or self._batch_size(federation)
         ids = feed.ids(federation.clients.examples)
         group = torch.from_numpy(federation.clients.client_of_each()).to(self.device)
         sums = self.task.begin_sums(self.facts, len(federation.clients), self.device)
-        self._load(state)
-        self.model.eval()
+        model.eval()
         with torch.no_grad():
             for part, groups in zip(ids.split(batch_size), group.split(batch_size), strict=True):
                 inputs, targets = self.task.prepare(feed.batch(part), self.facts, self.task.evaluation_transforms, None)
-                outputs = self._outputs(inputs)
+                outputs = outputs_of(inputs)
                 with repeatable_sums():
                     self.task.add(sums, outputs, targets, groups)
-        self.model.train()
+        model.train()
         return sums
 
     def _batch_size(self, federation: Federation) -> int:
