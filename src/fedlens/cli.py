@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,12 +16,13 @@ from rich.console import Console as Terminal
 from rich.table import Table
 
 import fedlens
-from fedlens.data import describe
+from fedlens.data import SOURCES, Source, describe
+from fedlens.data.sources.base import Files, data_folder
 from fedlens.experiment import population_of
-from fedlens.recipe import Recipe, RecipeError, load_recipe, packaged_recipes
-from fedlens.registry import is_unicode
+from fedlens.recipe import Recipe, RecipeError, load_recipe, packaged_recipes, source_named
+from fedlens.registry import Entry, is_unicode
 from fedlens.tracking.checkpoints import BadCheckpoint
-from fedlens.tracking.console import closing_table, data_table
+from fedlens.tracking.console import closing_table, data_table, decoding, sources_table
 from fedlens.tracking.run_folder import RunFolderError, new_path
 from fedlens.train import Result, train
 
@@ -42,6 +44,7 @@ data_app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help="
 app.add_typer(data_app, name="data")
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="settings to change, as `dotted.key=value`", show_default=False)]
+DataFolder = Annotated[Path | None, typer.Option("--from", help="where its files are", show_default="$FEDLENS_DATA, or ./data")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
 RUN_FAILED, BAD_INPUT, BAD_FOLDER, INTERRUPTED = 1, 2, 3, 130
 
@@ -156,6 +159,73 @@ def describe_data(
         print_json(found)
     else:
         Terminal().print(data_table(found))
+
+
+@data_app.command("list")
+def list_data(
+    folder: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the data sets that fedlens can read: what is in them, their licence, where to get them, and whether they are there.
+
+    Examples:
+
+    - `fedlens data list`
+    - `fedlens data list --from ~/datasets --json`
+    """
+    found = [data_set(entry, folder or data_folder()) for entry in SOURCES]
+    if as_json:
+        print_json(found)
+        return
+    Terminal().print(sources_table(found))
+    print(f"\nlooked in: {folder or data_folder()}      decode pictures once: fedlens data prepare NAME")
+
+
+@data_app.command("prepare")
+def prepare_data(
+    name: Annotated[str, typer.Argument(help="a data set that `fedlens data list` lists")],
+    overrides: Overrides = None,
+    folder: DataFolder = None,
+    to: Annotated[Path | None, typer.Option(help="the folder to write", show_default="NAME-SIZE in the former")] = None,
+    size: Annotated[int | None, typer.Option(help="height and width of the pictures", show_default="224")] = None,
+    fit: Annotated[str | None, typer.Option(help="crop, pad or stretch what is not square", show_default="crop")] = None,
+    missing: Annotated[str | None, typer.Option(help="refuse or skip what cannot be decoded", show_default="refuse")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="that decode", show_default="one for each core")] = None,
+) -> None:
+    """Decode a data set's pictures once, so that runs map them into memory. What was interrupted goes on where it was.
+
+    Examples:
+
+    - `fedlens data prepare flair --from ~/flair --size 256`
+    - `fedlens data prepare landmarks --from ~/gld --to ~/gld-224 --missing skip`
+    - `fedlens data prepare inaturalist split=geo_3k --from ~/inat`
+
+    Then, in a recipe: `data.source={name: packed, path: FOLDER}`
+    """
+    given = {"path": folder, "size": size, "fit": fit, "missing": missing}
+    settings = [f"{key}={value}" for key, value in given.items() if value is not None]
+    with errors():
+        source = source_named(name, [*settings, *(overrides or [])])
+        size = getattr(source, "size", None)
+        target = to or getattr(source, "path", data_folder()) / (f"{name}-{size}" if size else name)
+        with decoding(Terminal(stderr=True)) as watch:
+            try:
+                skipped = source.prepare(target, threads or os.cpu_count() or 1, watch)
+            except ValueError as error:
+                raise RecipeError(f"data {name}: {error}") from error
+    for split, bad in skipped.items():
+        print(f"{split}: {bad}", file=sys.stderr)
+    print(f"prepared: {target}\nin a recipe: data.source={{name: packed, path: {target}}}")
+
+
+def data_set(entry: Entry[type[Source]], folder: Path) -> dict[str, Any]:
+    """What is known of a data set before it is read."""
+    about = entry.part.about
+    here: bool | None = None  # there are no files to look for
+    if issubclass(entry.part, Files) and about.files:
+        here = not [pattern for pattern in about.files if next(folder.glob(pattern), None) is None]
+    facts = {"contents": about.contents, "gigabytes": about.gigabytes, "licence": about.licence, "where": about.where}
+    return {"name": entry.name, "about": entry.summary, **facts, "here": here}
 
 
 def say_unused(recipe: Recipe) -> None:

@@ -289,6 +289,19 @@ def _unshared(value: Any) -> Any:
     return {key: _unshared(item) for key, item in value.items()}
 
 
+def source_named(name: str, overrides: Sequence[str] = ()) -> Source:
+    """A data source by its name, with `key=value`s for its settings."""
+    where = f"data {name}"
+    values: dict[str, Any] = {"source": {"name": name}}
+    for override in overrides:
+        _override(values, f"source.{override}", where)
+    try:
+        return Data(**values).source
+    except ValidationError as error:
+        problems = (problem.removeprefix("source.").removeprefix("source: ") for problem in _problems(error, Data))
+        raise RecipeError("\n".join(f"{where}: {problem}" for problem in problems)) from error
+
+
 def _depth(override: str) -> int:
     """The whole comes before its parts, whatever their order: `server_rule=adam` before `server_rule.learning_rate=0.1`."""
     key = override.partition("=")[0]

@@ -20,7 +20,8 @@ SAMPLED_ROWS = 4096  # of a large column, for its fingerprint
 class Examples:
     """A data set: equally long columns, and what is known about them.
 
-    `mean` and `standard_deviation` are those of the images' channels, on the scale from 0 to 1.
+    `mean` and `standard_deviation` are those of the images' channels, on the scale from 0 to 1. A column of numbers may stand for
+    names, as that of the client does: then `categories` has them, the name of number c in place c.
     """
 
     columns: Mapping[str, NDArray[Any]]
@@ -28,6 +29,7 @@ class Examples:
     class_names: tuple[str, ...] = ()
     mean: tuple[float, ...] = ()
     standard_deviation: tuple[float, ...] = ()
+    categories: Mapping[str, NDArray[np.str_]] = field(default_factory=dict)
     _length: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
@@ -61,6 +63,8 @@ class Examples:
             digest.update(f"{name} {values.dtype} {values.shape}".encode())
             step = max(1, len(values) // SAMPLED_ROWS) if values.ndim > 1 else 1
             digest.update(np.ascontiguousarray(values[::step]).view(np.uint8).data)
+        for name, values in sorted(self.categories.items()):
+            digest.update("\n".join([name, *values.tolist()]).encode())
         return digest.hexdigest()
 
     def save(self, folder: str | Path) -> Path:
@@ -69,15 +73,22 @@ class Examples:
         folder.mkdir(parents=True, exist_ok=True)
         for name, values in self.columns.items():
             np.save(folder / f"{name}.npy", values, allow_pickle=False)
+        self.save_facts(folder)
+        return folder
+
+    def save_facts(self, folder: Path) -> None:
+        """Write what stands beside the columns; where it is there, the folder is complete."""
+        for name, values in self.categories.items():
+            np.save(folder / f"{name}.names.npy", np.asarray(values, dtype=np.str_), allow_pickle=False)
         facts = {
             "name": self.name,
             "columns": list(self.columns),
             "class_names": list(self.class_names),
             "mean": list(self.mean),
             "standard_deviation": list(self.standard_deviation),
+            "categories": list(self.categories),
         }
         (folder / "examples.json").write_text(json.dumps(facts, indent=1))
-        return folder
 
     @classmethod
     def open(cls, folder: str | Path) -> Examples:
@@ -88,10 +99,13 @@ class Examples:
         path = folder / "examples.json"
         try:
             facts = _Facts.model_validate_json(path.read_bytes())
-            columns = {}
+            columns, categories = {}, {}
             for name in facts.columns:
                 path = folder / f"{name}.npy"
                 columns[name] = np.lib.format.open_memmap(path, mode="r")
+            for name in facts.categories:
+                path = folder / f"{name}.names.npy"
+                categories[name] = np.load(path, allow_pickle=False)
         except ValidationError as error:
             problem = error.errors()[0]
             where = "".join(f"{step}: " for step in problem["loc"])
@@ -99,7 +113,7 @@ class Examples:
         except Exception as error:  # NumPy raises many kinds for a broken file
             why = " ".join(str(error).split())
             raise ValueError(f"{path} is missing or damaged: {why}; write it anew with Examples.save") from error
-        return cls(columns, facts.name, facts.class_names, facts.mean, facts.standard_deviation)
+        return cls(columns, facts.name, facts.class_names, facts.mean, facts.standard_deviation, categories)
 
 
 class _Facts(BaseModel):
@@ -110,3 +124,4 @@ class _Facts(BaseModel):
     class_names: tuple[str, ...]
     mean: tuple[float, ...]
     standard_deviation: tuple[float, ...]
+    categories: tuple[str, ...] = ()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console as Terminal
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fedlens.tracking.trackers import Row
@@ -150,3 +151,36 @@ def _duration(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes = round(seconds) // 60
     return f"{minutes} min {round(seconds) % 60} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def sources_table(found: Iterable[Mapping[str, Any]]) -> Table:
+    """The data sets that can be read, and whether they are there."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(no_wrap=True)
+    for row in found:
+        size = f" · {row['gigabytes']:g} GB" if row["gigabytes"] else ""
+        state = {True: "[green]here[/]", False: "–", None: "built in"}[row["here"]]
+        table.add_row(escape(row["name"]), state, escape(f"{row['contents']}{size} · {row['licence']}\n{row['where']}"))
+    return table
+
+
+@contextmanager
+def decoding(terminal: Terminal) -> Iterator[Callable[[str, int, int], None]]:
+    """Show how far the splits of a data set are decoded: a bar for each on a terminal, a line now and then elsewhere."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.speed:,.0f} images/s"))
+    progress = Progress(*columns, TimeRemainingColumn(), console=terminal, disable=not terminal.is_terminal)
+    tasks: dict[str, TaskID] = {}
+    said = time.monotonic()
+
+    def watch(split: str, of: int, done: int) -> None:
+        nonlocal said
+        if split not in tasks:
+            tasks[split] = progress.add_task(split, total=of, completed=done)
+        progress.update(tasks[split], completed=done)
+        if not terminal.is_terminal and time.monotonic() - said >= LINE_SECONDS:
+            said = time.monotonic()
+            terminal.print(f"{split}: {done:,} of {of:,}", highlight=False)
+
+    with progress:
+        yield watch

@@ -25,6 +25,10 @@ class Partition(Part):
     def assign(self, data: Examples, seed: int) -> Assignment:
         raise NotImplementedError
 
+    def group(self, data: Examples) -> Assignment:
+        """Whose the examples for evaluation are: one hand's, unless they say it themselves."""
+        return Assignment.pooled(len(data))
+
 
 def iid(count: int, clients: int, generator: np.random.Generator) -> Assignment:
     """Deal all examples out at random; sizes differ by one at most."""
@@ -34,10 +38,11 @@ def iid(count: int, clients: int, generator: np.random.Generator) -> Assignment:
     return Assignment(np.concatenate(([0], np.cumsum(sizes))), generator.permutation(count))
 
 
-def natural(ids: NDArray[np.generic]) -> Assignment:
-    """One client for each distinct id, in sorted order, named by it."""
-    names, client = np.unique(ids, return_inverse=True)
-    return Assignment.from_clients(client.reshape(-1), len(names), [str(name) for name in names])
+def natural(ids: NDArray[np.generic], names: NDArray[np.str_] | None = None) -> Assignment:
+    """One client for each distinct id, in sorted order, named by it, or by what numbers stand for."""
+    found, client = np.unique(ids, return_inverse=True)
+    called = found if names is None else np.asarray(names)[found]
+    return Assignment.from_clients(client.reshape(-1), len(found), called.astype(np.str_).tolist())
 
 
 @PARTITIONS.register("iid")
@@ -52,24 +57,30 @@ class IID(Partition):
 
 @PARTITIONS.register("natural")
 class Natural(Partition):
-    """One client for each value of a column, such as the user who took the photograph."""
+    """One client for each value of a column, such as the user who took the photograph; evaluation sets that have it too are
+    measured by client.
+    """
 
     column: str = "client"
 
     def assign(self, data: Examples, seed: int) -> Assignment:
-        return natural(data.column(self.column))
+        return natural(data.column(self.column), data.categories.get(self.column))
+
+    def group(self, data: Examples) -> Assignment:
+        return self.assign(data, 0) if self.column in data.columns else super().group(data)
 
 
 def federate(sources: Sources, partition: Partition, validation: float, seed: int) -> Population:
     """Divide a data set's training examples among clients, and hold out `validation` of each client's if it has no such split."""
     assignment = partition.assign(sources.train, seed)
-    validate = Federation.pooled(sources.validation) if sources.validation is not None else None
+    validate, test = (
+        None if split is None else Federation(split, partition.group(split)) for split in (sources.validation, sources.test)
+    )
     if validation > 0:
         if validate is not None:
             raise ValueError(f"{sources.train.name} has a validation split of its own; set data.validation to 0")
         assignment, aside = assignment.hold_out(validation, seed)
         validate = Federation(sources.train, aside)
-    test = Federation.pooled(sources.test) if sources.test is not None else None
     return Population(Federation(sources.train, assignment), validate, test)
 
 
@@ -79,10 +90,10 @@ def require_enough(count: int, clients: int) -> None:
 
 
 def by_class(labels: Indices, generator: np.random.Generator) -> list[Indices]:
-    """The examples of each class 0 … C − 1, in a random order."""
+    """The examples of each class 0 … C − 1, in a random order; those with label −1 are of no class."""
     order = np.lexsort((generator.random(len(labels)), labels))
-    counts = np.bincount(labels)
-    return np.split(order, np.cumsum(counts)[:-1])
+    counts = np.bincount(labels.astype(np.int64) + 1)
+    return np.split(order, np.cumsum(counts)[:-1])[1:]
 
 
 def from_slices(pools: list[Indices], cuts: list[Indices], clients: int) -> Assignment:

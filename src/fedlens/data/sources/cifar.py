@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.data.examples import Examples
-from fedlens.data.sources.base import SOURCES, Source, Sources
+from fedlens.data.sources.base import SOURCES, About, Files, Sources
 
 ROW = 3 * 32 * 32  # a picture's bytes: all red ones, then green, then blue
 # All that the official pickles, and later ones of the same arrays, are made of; anything else might run code.
@@ -25,10 +25,16 @@ HARMLESS = {
 
 
 @SOURCES.register("cifar10", paper="Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images")
-class CIFAR10(Source):
+class CIFAR10(Files):
     """50,000 + 10,000 pictures from the official Python version: PATH/cifar-10-batches-py, or that folder itself."""
 
-    path: Path
+    about: ClassVar[About] = About(
+        contents="60,000 images of 32 × 32, 10 classes",
+        licence="none stated; for research, cite the report",
+        where="cs.toronto.edu/~kriz/cifar.html, or torchvision.datasets.CIFAR10(PATH, download=True)",
+        gigabytes=0.2,
+        files=("cifar-10-batches-py/data_batch_1",),
+    )
 
     def load(self) -> Sources:
         folder = _folder(self.path, "cifar-10-batches-py", "CIFAR10")
@@ -41,13 +47,19 @@ class CIFAR10(Source):
 
 
 @SOURCES.register("cifar100", paper="Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images")
-class CIFAR100(Source):
+class CIFAR100(Files):
     """50,000 + 10,000 pictures from the official Python version: PATH/cifar-100-python, or that folder itself.
 
     `label` is one of 100 classes, `coarse_label` one of the 20 groups that they belong to.
     """
 
-    path: Path
+    about: ClassVar[About] = About(
+        contents="60,000 images of 32 × 32, 100 classes in 20 groups",
+        licence="none stated; for research, cite the report",
+        where="cs.toronto.edu/~kriz/cifar.html, or torchvision.datasets.CIFAR100(PATH, download=True)",
+        gigabytes=0.2,
+        files=("cifar-100-python/train",),
+    )
 
     def load(self) -> Sources:
         folder = _folder(self.path, "cifar-100-python", "CIFAR100")

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 from fedlens.data.examples import Examples
-from fedlens.data.sources.base import SOURCES, Source, Sources
+from fedlens.data.sources.base import SOURCES, About, Files, Sources
 
 
 @SOURCES.register("packed")
-class Packed(Source):
-    """Your own data: PATH/train, PATH/validation and PATH/test as written by `Examples.save`, mapped into memory."""
+class Packed(Files):
+    """Your own data, or prepared ones: PATH/train, PATH/validation and PATH/test as `fedlens data prepare` and `Examples.save` write them.
+
+    Columns are mapped into memory: nothing is read until it is asked for.
+    """
+
+    about: ClassVar[About] = About(
+        contents="whatever was packed",
+        licence="yours",
+        where="fedlens data prepare, or Examples.save",
+        files=("train/examples.json",),
+    )
 
     path: Path
 
