@@ -126,7 +126,7 @@ def test_sums_of_lanes_go_into_rows_that_lie_apart():
 
 
 @pytest.mark.parametrize(
-    ("taps", "stride", "padding", "size"), [(2, 2, 0, 8), (3, 2, 1, 9), (3, 1, 1, 5), (2, 2, 0, 5), (3, 3, 0, 10)]
+    ("taps", "stride", "padding", "size"), [(2, 2, 0, 8), (3, 2, 1, 9), (3, 1, 1, 5), (2, 2, 0, 5), (3, 3, 0, 10), (3, 3, 0, 9)]
 )
 def test_max_pooling(taps, stride, padding, size):
     x = inner(normal(3, 5, size, size).mul(2).round()).requires_grad_()  # with ties

@@ -97,7 +97,7 @@ class LaneMaxPool2d(nn.MaxPool2d):
     def forward(self, x: Tensor) -> Any:
         sizes = [(value, value) if isinstance(value, int) else value for value in (self.kernel_size, self.stride, self.padding)]
         plain = not self.ceil_mode and not self.return_indices and self.dilation == 1 and all(a == b < LARGEST for a, b in sizes)
-        if lane_functions.by_kernels(x) and x.ndim == 4 and plain:
+        if lane_functions.by_kernels(x) and x.ndim == 4 and plain and x[:, 0].numel() < 2**31:  # kernels count pixels in 32 bits
             return MaxPool.apply(x, *(size[0] for size in sizes))
         return super().forward(x)
 

@@ -19,9 +19,9 @@ TILE = 2048
 def pool(x, y, which, pixels, H, W, OH, OW, C, STRIDE: tl.constexpr, PADDING: tl.constexpr, TAPS: tl.constexpr,
          BP: tl.constexpr, BC: tl.constexpr):  # fmt: skip
     """A tile of outputs, and which tap each came from."""
-    i = tl.program_id(0).to(tl.int64) * BP + tl.arange(0, BP)
+    i = tl.program_id(0) * BP + tl.arange(0, BP)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
-    n, inside = i // (OH * OW), i % (OH * OW)
+    n, inside = (i // (OH * OW)).to(tl.int64), i % (OH * OW)
     first_h, first_w = inside // OW * STRIDE - PADDING, inside % OW * STRIDE - PADDING
     ok = (i < pixels)[:, None] & (c < C)[None, :]
     best, tap = tl.full((BP, BC), -float("inf"), dtype=tl.float32), tl.zeros((BP, BC), dtype=tl.int32)
@@ -31,7 +31,7 @@ def pool(x, y, which, pixels, H, W, OH, OW, C, STRIDE: tl.constexpr, PADDING: tl
         value = tl.load(x + ((n * H + h) * W + w)[:, None] * C + c[None, :], mask=there, other=-float("inf")).to(tl.float32)
         better = (value > best) | (value != value)
         best, tap = tl.where(better, value, best), tl.where(better, j, tap)
-    place = i[:, None] * C + c[None, :]
+    place = i.to(tl.int64)[:, None] * C + c[None, :]
     tl.store(y + place, best.to(y.dtype.element_ty), mask=ok)
     tl.store(which + place, tap.to(tl.uint8), mask=ok)
 
@@ -40,9 +40,9 @@ def pool(x, y, which, pixels, H, W, OH, OW, C, STRIDE: tl.constexpr, PADDING: tl
 def pool_gradient(g, which, dx, pixels, H, W, OH, OW, C, STRIDE: tl.constexpr, PADDING: tl.constexpr, TAPS: tl.constexpr,
                   BP: tl.constexpr, BC: tl.constexpr):  # fmt: skip
     """A tile of inputs: the sum over the windows that chose them."""
-    i = tl.program_id(0).to(tl.int64) * BP + tl.arange(0, BP)
+    i = tl.program_id(0) * BP + tl.arange(0, BP)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
-    n, inside = i // (H * W), i % (H * W)
+    n, inside = (i // (H * W)).to(tl.int64), i % (H * W)
     h, w = inside // W + PADDING, inside % W + PADDING
     ok = (i < pixels)[:, None] & (c < C)[None, :]
     total = tl.zeros((BP, BC), dtype=tl.float32)
@@ -53,7 +53,22 @@ def pool_gradient(g, which, dx, pixels, H, W, OH, OW, C, STRIDE: tl.constexpr, P
         window = there[:, None] & ok
         chosen = window & (tl.load(which + place, mask=window, other=255) == j)
         total += tl.load(g + place, mask=chosen, other=0.0).to(tl.float32)
-    tl.store(dx + i[:, None] * C + c[None, :], total.to(dx.dtype.element_ty), mask=ok)
+    tl.store(dx + i.to(tl.int64)[:, None] * C + c[None, :], total.to(dx.dtype.element_ty), mask=ok)
+
+
+@triton.jit(do_not_specialize=["pixels", "H", "W", "OH", "OW"])
+def unpool(g, which, dx, pixels, H, W, OH, OW, C, TAPS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr):
+    """The same where windows lie side by side and cover everything: a tile of outputs, each read once and sent where it belongs."""
+    i = tl.program_id(0) * BP + tl.arange(0, BP)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    n, inside = (i // (OH * OW)).to(tl.int64), i % (OH * OW)
+    ok = (i < pixels)[:, None] & (c < C)[None, :]
+    place = i.to(tl.int64)[:, None] * C + c[None, :]
+    value, tap = tl.load(g + place, mask=ok, other=0.0), tl.load(which + place, mask=ok, other=0)
+    corner = (n * H + inside // OW * TAPS) * W + inside % OW * TAPS
+    for j in tl.static_range(TAPS * TAPS):
+        there = (corner + (j // TAPS) * W + j % TAPS)[:, None] * C + c[None, :]
+        tl.store(dx + there, tl.where(tap == j, value, 0.0).to(dx.dtype.element_ty), mask=ok)
 
 
 def max_pool(x: Tensor, taps: int, stride: int, padding: int) -> tuple[Tensor, Tensor]:
@@ -73,7 +88,14 @@ def max_pool_gradient(g: Tensor, which: Tensor, size: tuple[int, int], taps: int
     """The gradient of images of a size."""
     (images, channels, high, wide), (height, width) = g.shape, size
     dx = torch.empty((images, channels, height, width), dtype=g.dtype, device=g.device, memory_format=torch.channels_last)
-    pixels, (tall, across) = images * height * width, _tile(channels)
+    tall, across = _tile(channels)
+    if taps == stride and (height, width) == (high * taps, wide * taps):
+        pixels = images * high * wide
+        unpool[(triton.cdiv(pixels, tall), triton.cdiv(channels, across))](
+            g, which, dx, pixels, height, width, high, wide, channels, TAPS=taps, BP=tall, BC=across
+        )
+        return dx
+    pixels = images * height * width
     pool_gradient[(triton.cdiv(pixels, tall), triton.cdiv(channels, across))](
         g, which, dx, pixels, height, width, high, wide, channels, STRIDE=stride, PADDING=padding, TAPS=taps, BP=tall, BC=across
     )
