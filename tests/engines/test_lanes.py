@@ -308,3 +308,17 @@ def test_memory_that_is_short_halves_waves_and_launches_once_for_all_waves(popul
     assert_same(expected, updates_of(lanes, plan, state))
     assert lanes.limits.slots >= 8
     assert 0 < lanes.fill <= 1
+
+
+def test_examples_that_do_not_fit_the_device_are_gathered_ahead_and_train_the_same(population):
+    reference, lanes = engines_for(convolutional(nn.GroupNorm(2, 8)), population)
+    plan, state = plan_for(population, Epochs(batch_size=5, epochs=2)), reference.begin()
+    resident = [updates_of(engine, plan, state) for engine in (reference, lanes)]
+    measured = reference.evaluate(state, population.test, 7)
+    for federation in (population.train, population.test):
+        reference.feed(federation).resident = False
+    for engine, expected in zip((reference, lanes), resident, strict=True):
+        found = updates_of(engine, plan, state)
+        assert all(torch.equal(found[client]["vector"], expected[client]["vector"]) for client in expected)
+    again = reference.evaluate(state, population.test, 7)
+    assert all(torch.equal(again[name], measured[name]) for name in measured)

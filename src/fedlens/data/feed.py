@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -13,6 +15,9 @@ from torch import Tensor
 
 from fedlens.data.examples import Examples
 
+Columns: TypeAlias = dict[str, Tensor]
+
+AHEAD = 3  # parts that are gathered before they are asked for
 RESIDENT_SHARE = 0.5  # of the accelerator's free memory that examples may take
 
 
@@ -31,12 +36,32 @@ class Feed:
             if self.resident:
                 self.columns = {name: values.to(device) for name, values in self.columns.items()}
 
-    def batch(self, ids: Tensor) -> dict[str, Tensor]:
-        """The examples with these ids (a tensor where the columns are), on the device."""
-        chosen = {name: values.index_select(0, ids) for name, values in self.columns.items()}
+    def batch(self, ids: Tensor, gathered: Columns | None = None) -> Columns:
+        """The examples with these ids (a tensor where the columns are), on the device; what was `gathered` of them is only sent."""
+        chosen = self._gather(ids) if gathered is None else gathered
+        return chosen if self.resident else {name: values.to(self.device, non_blocking=True) for name, values in chosen.items()}
+
+    def gathered(self, parts: Iterable[Tensor]) -> Iterator[Columns | None]:
+        """For each part of ids its examples, where they are gathered on the host: a thread is some parts ahead of the device."""
         if self.resident:
-            return chosen
-        return {name: values.pin_memory().to(self.device, non_blocking=True) for name, values in chosen.items()}
+            yield from (None for _ in parts)
+            return
+        with ThreadPoolExecutor(1) as thread:
+            ahead: deque[Future[Columns]] = deque()
+            try:
+                for part in parts:
+                    ahead.append(thread.submit(self._gather, part))
+                    if len(ahead) > AHEAD:
+                        yield ahead.popleft().result()
+                while ahead:
+                    yield ahead.popleft().result()
+            finally:
+                thread.shutdown(cancel_futures=True)
+
+    def _gather(self, ids: Tensor) -> Columns:
+        chosen = {name: values.index_select(0, ids) for name, values in self.columns.items()}
+        pinned = not self.resident and self.device.type == "cuda"  # so that the host need not wait for the copy
+        return {name: values.pin_memory() for name, values in chosen.items()} if pinned else chosen
 
     def ids(self, ids: NDArray[np.int64]) -> Tensor:
         """Example ids as a tensor where the columns are."""

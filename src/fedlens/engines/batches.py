@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlens.data.feed import Feed
+from fedlens.data.feed import Columns, Feed
 from fedlens.tasks import Facts, Task
 
 
@@ -25,10 +25,11 @@ class Batch:
     uniform: Tensor | None = None  # [n, k] for the transforms
     weights: Tensor | None = None  # [n] of the examples
     real: Tensor | None = None  # [n] 1 or 0
+    gathered: Columns | None = None  # the examples, where they were gathered on the host
 
     def load(self, feed: Feed, task: Task, facts: Facts) -> tuple[Tensor, Any]:
         """Inputs and targets."""
-        return task.prepare(feed.batch(self.ids), facts, task.train_transforms, self.uniform)
+        return task.prepare(feed.batch(self.ids, self.gathered), facts, task.train_transforms, self.uniform)
 
     def clone(self) -> Batch:
         return self._each(torch.clone)

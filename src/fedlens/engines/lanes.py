@@ -152,11 +152,12 @@ class Lanes:
         for tail, stage in self.stages.items():
             stage.make_room(max((launch.width for launch in launches if launch.tail == tail), default=1))
             stage.wait_for_others()
-        for launch in launches:
+        feed = self.reference.feed(self.reference.population.train)
+        for launch, gathered in zip(launches, feed.gathered(wave.slots.ids[launch.slots] for launch in launches), strict=True):
             stage = self.stages[launch.tail]
             with stage.at_work():
-                part = rows.part(launch.lanes)
-                part.loss.add_(self._losses(stage, launch, wave.batch(launch), part))
+                part, batch = rows.part(launch.lanes), replace(wave.batch(launch), gathered=gathered)
+                part.loss.add_(self._losses(stage, launch, batch, part))
                 self._move(stage, launch, part, rule, context, wave.ends[launch.batches] if fused else None)
         for stage in self.stages.values():
             stage.let_others_wait()

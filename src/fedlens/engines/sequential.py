@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -84,6 +85,7 @@ class Sequential:
         plan = batches.plan
         context = Context(state.x, self.learning_rates(rule, learning_rate))
         vectors = {name: torch.empty_like(self.w) for name in rule.vectors}
+        gathered = self.feed(self.population.train).gathered(batches.ids.split(batches.held))
         for slot, client in enumerate(plan.clients.tolist()):
             self._load(state)
             earlier = state.kept.get(client, {})
@@ -91,7 +93,7 @@ class Sequential:
                 vector.copy_(earlier[name]) if name in earlier else vector.zero_()
             loss = torch.zeros((), device=self.device)
             for number in range(plan.batch_of_slot[slot], plan.batch_of_slot[slot + 1]):
-                batch = batches[number]
+                batch = replace(batches[number], gathered=next(gathered))
                 loss += self._gradient(batch) if self.captured is None else self.captured(len(batch.ids), self._gradient, batch)
                 with torch.no_grad():
                     rule.step(self.w, self.g, vectors, context)
@@ -123,8 +125,10 @@ class Sequential:
         sums = self.task.begin_sums(self.facts, len(federation.clients), self.device)
         model.eval()
         with torch.no_grad():
-            for part, groups in zip(ids.split(batch_size), group.split(batch_size), strict=True):
-                inputs, targets = self.task.prepare(feed.batch(part), self.facts, self.task.evaluation_transforms, None)
+            parts = ids.split(batch_size)
+            for part, gathered, groups in zip(parts, feed.gathered(parts), group.split(batch_size), strict=True):
+                columns = feed.batch(part, gathered)
+                inputs, targets = self.task.prepare(columns, self.facts, self.task.evaluation_transforms, None)
                 outputs = outputs_of(inputs)
                 with repeatable_sums():
                     self.task.add(sums, outputs, targets, groups)
@@ -186,7 +190,7 @@ class Batches:
 
     def __init__(self, engine: Sequential, plan: Plan):
         federation = engine.population.train
-        self.plan, self.starts = plan, plan.start_of_batch.tolist()
+        self.plan, self.starts, self.held = plan, plan.start_of_batch.tolist(), np.diff(plan.start_of_batch).tolist()
         self.ids = engine.feed(federation).ids(plan.examples)
         self.sizes = upload(plan.sizes.astype(np.float32), engine.device)
         self.trained = np.diff(plan.start_of_batch[plan.batch_of_slot])
