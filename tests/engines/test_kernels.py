@@ -1,5 +1,7 @@
 """The GPU's kernels against PyTorch's own operations; without a GPU, Triton's interpreter runs them."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,6 +9,7 @@ import torch.nn.functional as F
 from fedlens.algorithms.local_rules import SGD, Context
 from fedlens.engines import depthwise_kernels
 from fedlens.engines.channel_kernels import add_to_channels_, channel_sums, group_norm, group_norm_gradient, lane_sums
+from fedlens.engines.lane_functions import cut_off
 from fedlens.engines.lane_kernels import Geometry, Tile, convolve, in_fours, input_gradient, weight_gradient
 from fedlens.engines.pool_kernels import max_pool, max_pool_gradient
 from fedlens.engines.row_kernels import clear_rows_, descend_
@@ -83,36 +86,52 @@ def test_depthwise_convolutions_with_a_weight_for_each_lane(shape):
     torch.testing.assert_close(found, of_w, **CLOSE)
 
 
+FOLLOWED = {"": (False, None), "rectified": (False, math.inf), "up to 1": (False, 1.0), "beside a shortcut": (True, math.inf)}
+
+
 @pytest.mark.parametrize("lanes", [None, 1, 2])
+@pytest.mark.parametrize("followed", FOLLOWED)
 @pytest.mark.parametrize(("channels", "groups", "size"), [(8, 2, 5), (24, 3, 4), (64, 32, 7), (16, 16, 30), (20, 1, 1)])
-def test_group_norm(channels, groups, size, lanes):
+def test_group_norm(channels, groups, size, followed, lanes):
+    beside, cap = FOLLOWED[followed]
     x = inner(1 + normal(4, channels, size, size)).requires_grad_()
+    shortcut = inner(normal(*x.shape, seed=4)).requires_grad_() if beside else None
     weight, bias = (None, None) if lanes is None else (normal(lanes, channels, seed=1), normal(lanes, channels, seed=2))
-    y, mean, deviation = group_norm(x.detach(), weight, bias, groups, 1e-5)
-    expected = F.group_norm(x, groups)
+    detached = None if shortcut is None else shortcut.detach()
+    normed = group_norm(x.detach(), weight, bias, groups, 1e-5, detached, cap)
+    expected, inputs = F.group_norm(x, groups), [x, *([shortcut] if beside else [])]
     if lanes is not None:
-        weight.requires_grad_(), bias.requires_grad_()
+        inputs += weight.requires_grad_(), bias.requires_grad_()
         expected = expected.unflatten(0, (lanes, -1)) * weight[:, None, :, None, None] + bias[:, None, :, None, None]
         expected = expected.flatten(0, 1)
-    torch.testing.assert_close(y, expected, **CLOSE)
+    expected = cut_off(expected, shortcut, cap)
+    torch.testing.assert_close(normed.y, expected, **CLOSE)
     g = inner(normal(*x.shape, seed=3))
-    gradients = torch.autograd.grad(expected, (x,) if lanes is None else (x, weight, bias), g)
+    gradients = torch.autograd.grad(expected, inputs, g)
     own = None if weight is None else weight.detach()
-    dx, total, product = group_norm_gradient(g, x.detach(), own, mean, deviation)
-    torch.testing.assert_close(dx, gradients[0], **CLOSE)
-    for table, gradient in zip((product, total), gradients[1:], strict=False):
-        torch.testing.assert_close(lane_sums(table, torch.empty_like(gradient)), gradient, **CLOSE)
+    dx, total, product, passed = group_norm_gradient(g, x.detach(), own, normed, beside, cap)
+    found = [dx, *([passed] if beside else [])]
+    if lanes is not None:
+        found += [lane_sums(table, torch.empty_like(weight)) for table in (product, total)]
+    for one, gradient in zip(found, gradients, strict=True):
+        torch.testing.assert_close(one, gradient, **CLOSE)
+
+
+def test_what_is_not_a_number_is_not_cut_off():
+    x = inner(normal(1, 4, 3, 3))
+    x[0, 0, 0, 0] = float("nan")
+    assert group_norm(x, None, None, 2, 1e-5, None, math.inf).y[0, :2].isnan().all()
 
 
 @pytest.mark.parametrize("mean", [10.0, 1000.0])
 def test_group_norm_of_numbers_far_from_zero(mean):
     x = inner(mean + normal(2, 16, 12, 12)).requires_grad_()
-    y, middle, deviation = group_norm(x.detach(), None, None, 4, 1e-5)
+    normed = group_norm(x.detach(), None, None, 4, 1e-5)
     expected = F.group_norm(x.double(), 4)
-    torch.testing.assert_close(y.double(), expected, rtol=0, atol=1e-6 * mean)
+    torch.testing.assert_close(normed.y.double(), expected, rtol=0, atol=1e-6 * mean)
     g = inner(normal(*x.shape, seed=1))
     (of_x,) = torch.autograd.grad(expected, x, g.double())
-    torch.testing.assert_close(group_norm_gradient(g, x.detach(), None, middle, deviation)[0], of_x, rtol=0, atol=1e-6 * mean)
+    torch.testing.assert_close(group_norm_gradient(g, x.detach(), None, normed)[0], of_x, rtol=0, atol=1e-6 * mean)
 
 
 def test_sums_of_lanes_go_into_rows_that_lie_apart():

@@ -1,11 +1,14 @@
 """Lanes compute what the sequential engine computes: every layer, rule, shape of cohort and way to pack it."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torchvision.models.resnet import BasicBlock, Bottleneck
+from torchvision.ops.misc import Conv2dNormActivation
 
 from fedlens.algorithms.local_rules import SGD
 from fedlens.algorithms.local_work import Epochs, Steps
@@ -271,6 +274,22 @@ def test_the_kernels_fit_together(population, monkeypatch, limits, rule):
     model = convolutional(*pooled, nn.Conv2d(8, 16, 3, padding=1), *depthwise, *normed)
     model[-1] = nn.Linear(144, 10)
     compare(model, population, limits=limits, work=Epochs(batch_size=16, epochs=2), rule=RULES[rule])
+
+
+def test_blocks_of_networks_go_through_the_kernels_too(population, monkeypatch):
+    monkeypatch.setattr("fedlens.engines.lane_functions.by_kernels", lambda x: True)
+    norm = partial(nn.GroupNorm, 2)
+    wider = nn.Sequential(nn.Conv2d(8, 16, 1, stride=2), norm(16))
+    blocks = BasicBlock(8, 8, norm_layer=norm), Bottleneck(8, 4, 2, wider, norm_layer=norm)
+    activated = Conv2dNormActivation(16, 16, 3, norm_layer=norm, activation_layer=nn.ReLU6)
+    model = convolutional(*blocks, activated, nn.Upsample(9))
+    model[-1] = nn.Linear(144, 10)
+    lanes = compare(model, population, limits=WIDE, work=Epochs(batch_size=16))
+    assert [type(layer).__name__ for layer in lanes.model[1:4]] == [
+        "LaneBasicBlock",
+        "LaneBottleneck",
+        "LaneConvolutionNormActivation",
+    ]
 
 
 class HeldStill(nn.Sequential):

@@ -6,10 +6,16 @@
 
 Sums are taken of distances from an image's first pixel: of numbers far from zero, squares would drown what differs.
 
+What follows a norm in most networks, adding a shortcut d and cutting off, y = min(max(· + d, 0), cap), is done in the same passes.
+Its gradient passes where 0 < y < cap: that is computed again from x, or, with a shortcut, read from y.
+
 Images [N, C, H, W] have their channels innermost; image n belongs to lane n // (N / L).
 """
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -20,10 +26,12 @@ PIECE = 512  # pixels that one block of threads sums
 TILE = 4096  # numbers that it holds at a time
 
 
-@triton.jit(do_not_specialize=["pixels", "pieces"])
+@triton.jit(do_not_specialize=["pixels", "pieces", "cap"])
 def sum_channels(
-    a, b, out, pixels, C, pieces, BOTH: tl.constexpr, SAME: tl.constexpr, PIECE: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr
+    a, b, out, factor, shift, y, passed, pixels, C, pieces, cap, BOTH: tl.constexpr, SAME: tl.constexpr, AGAIN: tl.constexpr,
+    READ: tl.constexpr, PIECE: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
+    """Of a where it passes: AGAIN computes from b where that is, READ reads it from y and leaves what passes."""
     n, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     c = tl.program_id(2) * BC + tl.arange(0, BC)
     first, second = tl.zeros((BP, BC), dtype=tl.float32), tl.zeros((BP, BC), dtype=tl.float32)
@@ -34,8 +42,17 @@ def sum_channels(
         place = (n * pixels + i)[:, None] * C + c[None, :]
         ok = (i < pixels)[:, None] & (c < C)[None, :]
         value = tl.load(a + place, mask=ok, other=0.0).to(tl.float32)
+        if READ:
+            output = tl.load(y + place, mask=ok, other=0.0).to(tl.float32)
+            value = tl.where((output > 0) & (output < cap), value, 0.0)
+            tl.store(passed + place, value.to(passed.dtype.element_ty), mask=ok)
         if BOTH:
-            other = tl.where(ok, tl.load(b + place, mask=ok, other=0.0).to(tl.float32) - pixel, 0.0)
+            whole = tl.load(b + place, mask=ok, other=0.0).to(tl.float32)
+            if AGAIN:
+                output = whole * tl.load(factor + n * C + c, mask=c < C, other=0.0)[None, :]
+                output += tl.load(shift + n * C + c, mask=c < C, other=0.0)[None, :]
+                value = tl.where((output > 0) & (output < cap), value, 0.0)
+            other = tl.where(ok, whole - pixel, 0.0)
             if SAME:
                 value = other
             second += value * other
@@ -46,18 +63,32 @@ def sum_channels(
         tl.store(out + tl.num_programs(0).to(tl.int64) * pieces * C + place, tl.sum(second, 0), mask=c < C)
 
 
-@triton.jit(do_not_specialize=["pixels"])
-def scale_channels(a, p, b, q, r, y, pixels, C, BOTH: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr):
+@triton.jit(do_not_specialize=["pixels", "cap"])
+def scale_channels(
+    a, p, b, q, r, y, factor, shift, shortcut, pixels, C, cap, BOTH: tl.constexpr, AGAIN: tl.constexpr, ADD: tl.constexpr,
+    CUT: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
     n = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BP + tl.arange(0, BP)
     c = tl.program_id(2) * BC + tl.arange(0, BC)
     table = n * C + c
     place = (n * pixels + i)[:, None] * C + c[None, :]
     ok = (i < pixels)[:, None] & (c < C)[None, :]
-    scale, shift = tl.load(p + table, mask=c < C, other=0.0), tl.load(r + table, mask=c < C, other=0.0)
-    value = tl.load(a + place, mask=ok, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
+    scale, moved = tl.load(p + table, mask=c < C, other=0.0), tl.load(r + table, mask=c < C, other=0.0)
+    value = tl.load(a + place, mask=ok, other=0.0).to(tl.float32)
     if BOTH:
-        value += tl.load(b + place, mask=ok, other=0.0).to(tl.float32) * tl.load(q + table, mask=c < C, other=0.0)[None, :]
+        other = tl.load(b + place, mask=ok, other=0.0).to(tl.float32)
+        if AGAIN:
+            output = other * tl.load(factor + table, mask=c < C, other=0.0)[None, :]
+            output += tl.load(shift + table, mask=c < C, other=0.0)[None, :]
+            value = tl.where((output > 0) & (output < cap), value, 0.0)
+        value = value * scale[None, :] + moved[None, :] + other * tl.load(q + table, mask=c < C, other=0.0)[None, :]
+    else:
+        value = value * scale[None, :] + moved[None, :]
+    if ADD:
+        value += tl.load(shortcut + place, mask=ok, other=0.0).to(tl.float32)
+    if CUT:  # what is not a number stays so
+        value = tl.where(value < 0, 0.0, tl.where(value > cap, cap, value))
     tl.store(y + place, value.to(y.dtype.element_ty), mask=ok)
 
 
@@ -148,8 +179,27 @@ def add_channels(y, bias, rows, C, b_lane, BR: tl.constexpr, BC: tl.constexpr):
     tl.store(y + place, value.to(y.dtype.element_ty), mask=ok)
 
 
-def group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """GroupNorm of images, weight and bias [L, C] or None; and mean and 1 / σ of each image and group."""
+@dataclass(frozen=True)
+class Normed:
+    """What a norm gives, and what its gradient needs of it."""
+
+    y: Tensor
+    mean: Tensor  # [N, G]
+    deviation: Tensor  # [N, G], 1 / σ
+    factor: Tensor  # [N, C]
+    shift: Tensor  # [N, C]
+
+
+def group_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    groups: int,
+    eps: float,
+    shortcut: Tensor | None = None,
+    cap: float | None = None,
+) -> Normed:
+    """GroupNorm of images, weight and bias [L, C] or None; then, if asked, plus a shortcut and cut off below 0 and above `cap`."""
     images, channels, height, width = x.shape
     mean, deviation = x.new_empty(2, images, groups, dtype=torch.float32)
     factor, shift = x.new_empty(2, images, channels, dtype=torch.float32)
@@ -159,22 +209,26 @@ def group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: in
         height * width, sums.shape[2], _batch(images, weight), eps, groups, depth, _stride(weight), _stride(bias),
         WEIGHT=weight is not None, BIAS=bias is not None, BG=triton.next_power_of_2(groups), BD=triton.next_power_of_2(depth),
     )  # fmt: skip
-    return _affine(x, factor, shift), mean, deviation
+    return Normed(_affine(x, factor, shift, shortcut=shortcut, cap=cap), mean, deviation, factor, shift)
 
 
 def group_norm_gradient(
-    g: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, deviation: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradient of the images; and for each image and channel Σ g and Σ g x̂, of which those of bias and weight are sums."""
-    (images, channels, height, width), groups = x.shape, mean.shape[1]
+    g: Tensor, x: Tensor, weight: Tensor | None, normed: Normed, shortcut: bool = False, cap: float | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradient of the images; for each image and channel Σ g and Σ g x̂, of which those of bias and weight are sums; and of
+    the shortcut.
+    """
+    (images, channels, height, width), groups = x.shape, normed.mean.shape[1]
     factor, of_x, shift, total, product = x.new_empty(5, images, channels, dtype=torch.float32)
-    sums, depth = _sums(g, x), channels // groups
+    passed = torch.empty_like(g) if shortcut and cap is not None else g
+    sums, depth = _sums(g, x, normed, passed, cap), channels // groups
     backward_tables[(images,)](
-        x, sums, _or(weight, sums), mean, deviation, factor, of_x, shift, total, product,
+        x, sums, _or(weight, sums), normed.mean, normed.deviation, factor, of_x, shift, total, product,
         height * width, sums.shape[2], _batch(images, weight), groups, depth, _stride(weight),
         WEIGHT=weight is not None, BG=triton.next_power_of_2(groups), BD=triton.next_power_of_2(depth),
     )  # fmt: skip
-    return _affine(g, factor, shift, x, of_x), total, product
+    again = cap is not None and not shortcut
+    return _affine(passed, factor, shift, x, of_x, normed if again else None, cap=cap), total, product, passed
 
 
 def lane_sums(table: Tensor, out: Tensor) -> Tensor:
@@ -203,26 +257,43 @@ def add_to_channels_(y: Tensor, bias: Tensor) -> Tensor:
     return y
 
 
-def _sums(a: Tensor, b: Tensor | None = None) -> Tensor:
-    """Σ a and, with b, Σ a b over pieces of each image: [1 or 2, N, pieces, C]."""
+def _sums(
+    a: Tensor, b: Tensor | None = None, normed: Normed | None = None, passed: Tensor | None = None, cap: float | None = None
+) -> Tensor:
+    """Σ a and, with b, Σ a b over pieces of each image: [1 or 2, N, pieces, C]; of a where it passes what was cut off."""
     images, channels, height, width = a.shape
     pieces, wide = triton.cdiv(height * width, PIECE), _block(channels)
     out = a.new_empty((1 if b is None else 2, images, pieces, channels), dtype=torch.float32)
-    grid = (images, pieces, triton.cdiv(channels, wide))
     piece = min(PIECE, triton.next_power_of_2(height * width))
-    tall = min(TILE // wide, piece)
-    sum_channels[grid](
-        a, _or(b, a), out, height * width, channels, pieces, BOTH=b is not None, SAME=a is b, PIECE=piece, BP=tall, BC=wide
-    )
+    cut, read = cap is not None, passed is not None and passed is not a
+    tables = (out, out, a) if normed is None else (normed.factor, normed.shift, normed.y)
+    sum_channels[(images, pieces, triton.cdiv(channels, wide))](
+        a, _or(b, a), out, *tables, _or(passed, a), height * width, channels, pieces, math.inf if cap is None else cap,
+        BOTH=b is not None, SAME=a is b, AGAIN=cut and not read, READ=cut and read,
+        PIECE=piece, BP=min(TILE // wide, piece), BC=wide,
+    )  # fmt: skip
     return out
 
 
-def _affine(a: Tensor, p: Tensor, r: Tensor, b: Tensor | None = None, q: Tensor | None = None) -> Tensor:
+def _affine(
+    a: Tensor,
+    p: Tensor,
+    r: Tensor,
+    b: Tensor | None = None,
+    q: Tensor | None = None,
+    again: Normed | None = None,
+    shortcut: Tensor | None = None,
+    cap: float | None = None,
+) -> Tensor:
     images, channels, height, width = a.shape
     y, wide = torch.empty_like(a, memory_format=torch.channels_last), _block(channels)
     tall = min(TILE // wide, triton.next_power_of_2(height * width))
-    grid = (images, triton.cdiv(height * width, tall), triton.cdiv(channels, wide))
-    scale_channels[grid](a, p, _or(b, a), _or(q, p), r, y, height * width, channels, BOTH=b is not None, BP=tall, BC=wide)
+    factor, shift = (p, r) if again is None else (again.factor, again.shift)
+    pixels, most = height * width, math.inf if cap is None else cap
+    scale_channels[(images, triton.cdiv(pixels, tall), triton.cdiv(channels, wide))](
+        a, p, _or(b, a), _or(q, p), r, y, factor, shift, _or(shortcut, a), pixels, channels, most,
+        BOTH=b is not None, AGAIN=again is not None, ADD=shortcut is not None, CUT=cap is not None and b is None, BP=tall, BC=wide,
+    )  # fmt: skip
     return y
 
 

@@ -8,6 +8,7 @@ images are ordinary operations on all images at once, and only the gradient of t
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -170,31 +171,45 @@ class GroupNorm(torch.autograd.Function):
     """y = γ[l] (x − μ) / σ + β[l] with μ and σ of each image and group of channels, and γ, β [L, C] or None.
 
     With x̂ = (x − μ) / σ and h = γ g over the n numbers of a group:   dx = (h − Σ h / n − x̂ Σ h x̂ / n) / σ
+
+    With a `cap`, min(max(y + shortcut, 0), cap) instead of y.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float, into: tuple[Any, Any]
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        shortcut: Tensor | None,
+        groups: int,
+        eps: float,
+        cap: float | None,
+        into: tuple[Any, Any],
     ) -> Tensor:
         from fedlens.engines.channel_kernels import group_norm
 
         x = x.contiguous(memory_format=torch.channels_last)
-        y, mean, deviation = group_norm(x, weight, bias, groups, eps)
-        ctx.save_for_backward(x, weight, bias, mean, deviation)
-        ctx.into = into
-        return y
+        beside = None if shortcut is None else shortcut.contiguous(memory_format=torch.channels_last)
+        normed = group_norm(x, weight, bias, groups, eps, beside, cap)
+        kept = normed.y if beside is not None else None  # to see where it was cut off
+        ctx.save_for_backward(x, weight, bias, normed.mean, normed.deviation, normed.factor, normed.shift, kept)
+        ctx.into, ctx.cap = into, cap
+        return normed.y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        from fedlens.engines.channel_kernels import group_norm_gradient, lane_sums
+        from fedlens.engines.channel_kernels import Normed, group_norm_gradient, lane_sums
 
-        (g,), (x, weight, bias, mean, deviation) = gradients, ctx.saved_tensors
-        dx, total, product = group_norm_gradient(g.contiguous(memory_format=torch.channels_last), x, weight, mean, deviation)
+        x, weight, bias, *tables, y = ctx.saved_tensors
+        g = gradients[0].contiguous(memory_format=torch.channels_last)
+        normed = Normed(g if y is None else y, *tables)
+        dx, total, product, passed = group_norm_gradient(g, x, weight, normed, y is not None, ctx.cap)
         own: list[Tensor | None] = [None, None]
         for place, (value, table) in enumerate(((weight, product), (bias, total))):
             if ctx.needs_input_grad[1 + place]:
                 own[place] = lane_sums(table, value.new_empty(value.shape) if ctx.into[place] is None else ctx.into[place])
-        return dx, *own, None, None, None
+        return dx, *own, passed if ctx.needs_input_grad[3] else None, None, None, None, None
 
 
 class MaxPool(torch.autograd.Function):
@@ -231,6 +246,14 @@ def lane_linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
 def by_lane(x: Tensor, w: Tensor) -> Tensor:
     """The rows of each lane: [L · B, …, I] → [L, B · …, I]."""
     return x.reshape(len(w), -1, x.shape[-1])
+
+
+def cut_off(y: Tensor, shortcut: Tensor | None, cap: float | None) -> Tensor:
+    """y plus a shortcut, cut off below 0 and above `cap`, of which there may be none."""
+    y = y if shortcut is None else y + shortcut
+    if cap is None:
+        return y
+    return F.relu(y) if math.isinf(cap) else F.hardtanh(y, 0, cap)
 
 
 def together(x: Tensor, lanes: int) -> Tensor:

@@ -17,9 +17,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 from torchvision.models.vision_transformer import Encoder, VisionTransformer
+from torchvision.ops.misc import Conv2dNormActivation
 
 from fedlens.engines import lane_functions
+from fedlens.engines.lane_blocks import LaneBasicBlock, LaneBottleneck, LaneConvolutionNormActivation, LaneResNet
 from fedlens.engines.lane_functions import (
     Convolution,
     DepthwiseConvolution,
@@ -27,6 +30,7 @@ from fedlens.engines.lane_functions import (
     GroupNorm,
     MaxPool,
     apart,
+    cut_off,
     destination,
     lane_linear,
     per_image,
@@ -78,12 +82,18 @@ class LaneLinear(nn.Linear):
 
 
 class LaneGroupNorm(nn.GroupNorm):
-    def forward(self, x: Tensor) -> Tensor:
+    cuts_off = True
+
+    def forward(self, x: Tensor, shortcut: Tensor | None = None, cap: float | None = None) -> Tensor:
+        """The norm; with a `cap`, what often follows: plus a shortcut, cut off below 0 and above that."""
         if lane_functions.by_kernels(x) and x.ndim == 4:
             weight, bias = (v if v is None or v.ndim == 2 else v[None] for v in (self.weight, self.bias))
             if (weight is None) == (bias is None) and (weight is None or len(weight) == len(bias)):
                 into = tuple(None if v is None or v.ndim == 1 else destination(v) for v in (self.weight, self.bias))
-                return GroupNorm.apply(x, weight, bias, self.num_groups, self.eps, into)
+                return GroupNorm.apply(x, weight, bias, shortcut, self.num_groups, self.eps, cap, into)
+        return cut_off(self.normed(x), shortcut, cap)
+
+    def normed(self, x: Tensor) -> Tensor:
         y = F.group_norm(x, self.num_groups, eps=self.eps)
         return torch.addcmul(per_image(self.bias, 1, y), y, per_image(self.weight, 1, y)) if self.affine else y
 
@@ -173,9 +183,13 @@ LANE_LAYERS: dict[type[nn.Module], type[nn.Module]] = {
 }
 
 
-COMPOSED: dict[type[nn.Module], type[nn.Module]] = {  # of layers, beside parameters of their own
+COMPOSED: dict[type[nn.Module], type[nn.Module]] = {  # of layers, perhaps beside parameters of their own
     VisionTransformer: LaneVisionTransformer,
     Encoder: LaneEncoder,
+    ResNet: LaneResNet,
+    BasicBlock: LaneBasicBlock,
+    Bottleneck: LaneBottleneck,
+    Conv2dNormActivation: LaneConvolutionNormActivation,
 }
 
 
