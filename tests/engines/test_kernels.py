@@ -57,9 +57,9 @@ def test_convolutions_with_a_weight_for_each_lane(shape):
     g = inner(normal(*expected.shape, seed=3))
     of_x, of_w = torch.autograd.grad(expected, (x, w), g)
     torch.testing.assert_close(input_gradient(g, w.detach(), (size, size), geometry), of_x, **CLOSE)
-    for tile in (None, Tile(16, 16, 16, 4, 1)):  # the small one cuts long sums into parts
+    for tile, flat in ((None, None), (Tile(16, 16, 16, 4, 1), None), (None, True)):  # the small one cuts long sums into parts
         found = torch.full_like(of_w, float("nan"))
-        weight_gradient(wide, g, found, geometry, tile)
+        weight_gradient(wide, g, found, geometry, tile, flat)
         torch.testing.assert_close(found, of_w, rtol=1e-3, atol=1e-3)
 
 

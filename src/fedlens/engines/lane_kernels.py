@@ -220,11 +220,16 @@ def input_gradient(g: Tensor, w: Tensor, size: tuple[int, int], geometry: Geomet
     return dx
 
 
-def weight_gradient(x: Tensor, g: Tensor, dw: Tensor, geometry: Geometry, tile: Tile | None = None) -> None:
-    """Write the gradient of the weight into dw [L, O, C, KH, KW], of any strides; x may have more channels."""
+def weight_gradient(
+    x: Tensor, g: Tensor, dw: Tensor, geometry: Geometry, tile: Tile | None = None, flat: bool | None = None
+) -> None:
+    """Write the gradient of the weight into dw [L, O, C, KH, KW], of any strides; x may have more channels.
+
+    flat: whether a tile runs across taps.
+    """
     (lanes, outputs, channels, *taps), inputs = dw.shape, x.shape[1]
     rows = len(x) // lanes * g.shape[2] * g.shape[3]
-    flat = inputs < 32
+    flat = inputs < 32 if flat is None else flat
     columns = inputs * taps[0] * taps[1] if flat else inputs
     tile = tile or _gradient_tile(outputs, columns, rows)
     across = triton.cdiv(columns, tile.columns) * (1 if flat else taps[0] * taps[1])
