@@ -135,3 +135,9 @@ def test_a_broken_folder_is_refused_in_a_line_that_names_the_file(tmp_path, what
     named = "lable.npy" if what == "a column that is not there" else name
     assert str(caught.value).startswith(str(tmp_path / named))
     assert "\n" not in str(caught.value)
+
+
+def test_numbers_that_stand_for_names_can_be_read_as_such():
+    data = Examples({"client": np.array([1, 0, 1]), "label": np.arange(3)}, categories={"client": np.array(["ann", "bob"])})
+    assert data.named("client").tolist() == ["bob", "ann", "bob"]
+    assert data.named("label").tolist() == [0, 1, 2]

@@ -56,6 +56,11 @@ class Examples:
             raise KeyError(f"{self.name} has no column '{name}'; it has: {', '.join(self.columns)}")
         return self.columns[name]
 
+    def named(self, name: str) -> NDArray[Any]:
+        """A column with the names for which its numbers stand, if there are any."""
+        values = self.column(name)
+        return self.categories[name][values] if name in self.categories else values
+
     def fingerprint(self) -> str:
         """A digest that changes when the data do: everything but images in full, large columns by evenly spaced rows."""
         digest = hashlib.blake2b(digest_size=16)

@@ -10,6 +10,18 @@ from fedlens.data.partitions.dirichlet import (
     hsu_dirichlet,
     pachinko,
 )
+from fedlens.data.partitions.geographic import Geographic, s2_adaptive
+from fedlens.data.partitions.grouped import GroupedNatural, grouped_natural
+from fedlens.data.partitions.multilabel import (
+    CocoGreedy,
+    DominantClassLDA,
+    FirstClassLDA,
+    RarestClassLDA,
+    coco_greedy,
+    dominant_class,
+    first_class,
+    rarest_class,
+)
 from fedlens.data.partitions.quantity import Quantity
 from fedlens.data.partitions.shards import Pathological, Shards, pathological, shards
 
@@ -17,20 +29,32 @@ __all__ = [
     "IID",
     "PARTITIONS",
     "ClassDirichlet",
+    "CocoGreedy",
+    "DominantClassLDA",
     "FedCVLDA",
+    "FirstClassLDA",
+    "Geographic",
+    "GroupedNatural",
     "HsuDirichlet",
     "Natural",
     "Pachinko",
     "Partition",
     "Pathological",
     "Quantity",
+    "RarestClassLDA",
     "Shards",
     "class_dirichlet",
+    "coco_greedy",
+    "dominant_class",
     "federate",
+    "first_class",
+    "grouped_natural",
     "hsu_dirichlet",
     "iid",
     "natural",
     "pachinko",
     "pathological",
+    "rarest_class",
+    "s2_adaptive",
     "shards",
 ]
