@@ -20,8 +20,8 @@ SAMPLED_ROWS = 4096  # of a large column, for its fingerprint
 class Examples:
     """A data set: equally long columns, and what is known about them.
 
-    `mean` and `standard_deviation` are those of the images' channels, on the scale from 0 to 1. A column of numbers may stand for
-    names, as that of the client does: then `categories` has them, the name of number c in place c.
+    `mean` and `standard_deviation` are those of the images' channels, on the scale from 0 to 1. Numbers in a column may stand for
+    names, as those of clients do: then `categories` has them, the name of number c, or of label c of several, in place c.
     """
 
     columns: Mapping[str, NDArray[Any]]

@@ -29,6 +29,7 @@ class Listing:
     standard_deviation: tuple[float, ...] = (0.229, 0.224, 0.225)
     keys: Sequence[str] = field(default_factory=tuple)  # what a row is called in a report; none: by its number
     masks: Pictures | None = None
+    categories: Mapping[str, NDArray[np.str_]] = field(default_factory=dict)  # names for what the numbers of a column stand for
 
     def __post_init__(self) -> None:
         lengths = {"pictures": len(self.pictures), **{name: len(values) for name, values in self.columns.items()}}
@@ -46,7 +47,8 @@ class Listing:
     def examples(self, decoded: Mapping[str, NDArray[np.generic]]) -> Examples:
         """The rows with what was decoded of them, which takes the place of columns of the same name."""
         columns, categories = coded({**self.columns, **decoded})
-        return Examples(columns, self.name, self.class_names, self.mean, self.standard_deviation, categories)
+        known = self.name, self.class_names, self.mean, self.standard_deviation
+        return Examples(columns, *known, {**self.categories, **categories})
 
 
 def coded(columns: Mapping[str, NDArray[np.generic]]) -> tuple[dict[str, NDArray[np.generic]], dict[str, NDArray[np.str_]]]:

@@ -140,8 +140,9 @@ class Store:
         for name, values in columns.items():
             np.save(self._path(name), values[kept], allow_pickle=False)
         whole = columns | {name: open_memmap(self._path(name), mode="r") for name in made}
-        known = listing.name, listing.class_names, listing.mean, listing.standard_deviation, categories
-        Examples({name: whole[name][: len(kept)] for name in whole}, *known).save_facts(self.folder)
+        known = listing.name, listing.class_names, listing.mean, listing.standard_deviation
+        found = Examples({name: whole[name][: len(kept)] for name in whole}, *known, {**listing.categories, **categories})
+        found.save_facts(self.folder)
         self._path("status").unlink()
 
     def _drop_rows(self, name: str, kept: NDArray[np.int64]) -> None:

@@ -176,8 +176,8 @@ def test_the_coarse_labels_are_seventeen_in_alphabetical_order():
 def test_the_path_may_be_the_folder_or_the_file_itself(tmp_path, layout):
     place = LAYOUTS[layout](tmp_path / "elsewhere")
     assert len(load(place).train) == 4
-    assert FLAIR(path=place).missing_files() == []
-    assert FLAIR(path=tmp_path / "nowhere").missing_files()
+    assert FLAIR.is_in(place)
+    assert not FLAIR.is_in(tmp_path / "nowhere")
 
 
 def test_the_hubs_converted_files_lie_in_a_folder_for_each_split(tmp_path):

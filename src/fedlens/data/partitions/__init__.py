@@ -22,6 +22,7 @@ from fedlens.data.partitions.multilabel import (
     first_class,
     rarest_class,
 )
+from fedlens.data.partitions.published import Published
 from fedlens.data.partitions.quantity import Quantity
 from fedlens.data.partitions.shards import Pathological, Shards, pathological, shards
 
@@ -40,6 +41,7 @@ __all__ = [
     "Pachinko",
     "Partition",
     "Pathological",
+    "Published",
     "Quantity",
     "RarestClassLDA",
     "Shards",

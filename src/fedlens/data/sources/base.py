@@ -46,7 +46,7 @@ class About:
     licence: str
     where: str  # to get it
     gigabytes: float = 0.0  # of the files that are needed
-    files: tuple[str, ...] = ()  # patterns under the source's path; where each finds something, the data are there
+    files: tuple[str, ...] = ()  # patterns under the source's path, 'one | other'; where each finds something, the data are there
 
 
 class Source(Part):
@@ -74,9 +74,10 @@ class Files(Source):
 
     path: Path = Field(default_factory=data_folder)
 
-    def missing_files(self) -> list[str]:
-        """Patterns that find nothing under the path."""
-        return [pattern for pattern in self.about.files if next(self.path.glob(pattern), None) is None]
+    @classmethod
+    def is_in(cls, folder: Path) -> bool:
+        """Whether the files are there, as far as one sees without opening them."""
+        return all(any(next(folder.glob(one), None) for one in either.split(" | ")) for either in cls.about.files)
 
 
 class PictureFiles(Files):

@@ -50,8 +50,9 @@ class FLAIR(PictureFiles):
         files=(f"flair/{METADATA}",),
     )
 
-    def missing_files(self) -> list[str]:
-        return [] if _layouts(self.path) else list(self.about.files)
+    @classmethod
+    def is_in(cls, folder: Path) -> bool:
+        return bool(_layouts(folder))
 
     def listings(self) -> Mapping[str, Listing]:
         layouts = _layouts(self.path)
@@ -100,7 +101,8 @@ def _listing(tables: Tables, split: str, fine: list[str]) -> Listing:
         "client": table.client,
         "image_id": table.image_id,
     }
-    return Listing(table.pictures, columns, "FLAIR", COARSE, keys=table.image_id.tolist())
+    names = {"fine_labels": np.array(fine, dtype=np.str_)}
+    return Listing(table.pictures, columns, "FLAIR", COARSE, keys=table.image_id.tolist(), categories=names)
 
 
 def _layouts(path: Path) -> dict[Path, Callable[[], Tables]]:

@@ -40,7 +40,7 @@ class TFFCIFAR100(Files):
         licence="none stated",
         where=f"{DOWNLOADS}/cifar100.sqlite.lzma",
         gigabytes=0.15,
-        files=("cifar100.sqlite*",),
+        files=("cifar100.sqlite* | fed_cifar100_train.h5 | */fed_cifar100_train.h5",),
     )
 
     def load(self) -> Sources:
@@ -75,7 +75,7 @@ class TFFEMNIST(Files):
         licence="none stated (from NIST Special Database 19, which is public)",
         where=f"{DOWNLOADS}/emnist_all.sqlite.lzma",
         gigabytes=0.17,
-        files=("emnist_all.sqlite*",),
+        files=("emnist_all.sqlite* | fed_emnist_train.h5 | */fed_emnist_train.h5",),
     )
 
     def load(self) -> Sources:
