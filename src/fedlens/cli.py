@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
@@ -16,8 +16,9 @@ from rich.console import Console as Terminal
 from rich.table import Table
 
 import fedlens
-from fedlens.data import SOURCES, Source, describe
+from fedlens.data import SOURCES, Population, Source, describe
 from fedlens.data.sources.base import Files, data_folder
+from fedlens.data.statistics import LABEL_COLUMNS
 from fedlens.experiment import population_of
 from fedlens.recipe import Recipe, RecipeError, load_recipe, packaged_recipes, source_named
 from fedlens.registry import Entry, is_unicode
@@ -144,6 +145,10 @@ def describe_data(
     recipe: Annotated[str, typer.Argument(help="a name that `fedlens recipes` lists, or a YAML file")],
     overrides: Overrides = None,
     as_json: AsJson = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="write a page of plots and pictures", show_default=False)
+    ] = None,
+    figures: Annotated[Path | None, typer.Option(metavar="DIR", help="write every plot as SVG and PDF", show_default=False)] = None,
 ) -> None:
     """Say who holds what: clients, sizes, classes, and how far clients' labels lie from the whole's (EMD, from 0 to 2).
 
@@ -151,14 +156,23 @@ def describe_data(
 
     - `fedlens data describe quickstart`
     - `fedlens data describe quickstart data.partition.alpha=0.1 --json`
+    - `fedlens data describe quickstart --html quickstart.html --figures figures`
     """
     with errors():
         loaded = load_recipe(recipe, overrides or [])
-        found = describe(population_of(loaded))
+        with Terminal(stderr=True).status("reading the data") as status:
+            population, columns = population_of(loaded), (*loaded.task.columns, *LABEL_COLUMNS)
+            found = describe(population, columns)
+            if html or figures:
+                status.update("drawing")
+                draw_data(loaded, population, found, columns, html, figures)
     if as_json:
         print_json(found)
     else:
         Terminal().print(data_table(found))
+    for path in (html, figures):
+        if path:
+            print(f"written: {path}", file=sys.stderr)
 
 
 @data_app.command("list")
@@ -223,9 +237,26 @@ def data_set(entry: Entry[type[Source]], folder: Path) -> dict[str, Any]:
     about = entry.part.about
     here: bool | None = None  # there are no files to look for
     if issubclass(entry.part, Files) and about.files:
-        here = not [pattern for pattern in about.files if next(folder.glob(pattern), None) is None]
+        here = entry.part.is_in(folder)
     facts = {"contents": about.contents, "gigabytes": about.gigabytes, "licence": about.licence, "where": about.where}
     return {"name": entry.name, "about": entry.summary, **facts, "here": here}
+
+
+def draw_data(
+    recipe: Recipe, population: Population, found: dict[str, Any], columns: Sequence[str], html: Path | None, folder: Path | None
+) -> None:
+    from fedlens.report.data_page import data_page, data_plots  # what draws takes a second to import
+    from fedlens.report.page import figures
+
+    drawn = data_plots(population.train, columns, recipe.seed)
+    if folder:
+        figures(drawn, folder)
+    if html:
+        partition = recipe.data.partition.model_dump() if recipe.data else {}
+        known = {"partition": partition.pop("name", ""), **partition, "seed": recipe.seed}
+        settings = ", ".join(f"{name} {value}" for name, value in known.items() if value is not None)
+        html.parent.mkdir(parents=True, exist_ok=True)
+        html.write_text(data_page(population, found, drawn, settings, recipe.seed), encoding="utf-8")
 
 
 def say_unused(recipe: Recipe) -> None:

@@ -117,19 +117,32 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
 def data_table(found: Mapping[str, Any]) -> Table:
     """Who holds what."""
     table = Table(title=found["name"], title_justify="left", show_header=False)
-    for name in ("clients", "examples"):
-        table.add_row(name, f"{found[name]:,}")
+    for name, value in data_rows(found).items():
+        table.add_row(name, value)
+    return table
+
+
+def data_rows(found: Mapping[str, Any]) -> dict[str, str]:
+    """What `describe` found, in words."""
+    rows = {name: f"{found[name]:,}" for name in ("clients", "examples", "classes") if name in found}
     for name, title in (("sizes", "examples of a client"), ("classes_per_client", "classes of a client")):
         if spread := found.get(name):
             low, middle, high, mean = (spread[part] for part in ("min", "median", "max", "mean"))
-            table.add_row(title, f"{low:,.0f} … {high:,.0f}, median {middle:,.1f}, mean {mean:,.2f}")
-    table.add_row("the largest tenth holds", f"{found['largest_tenth_holds']:.0%}")
+            rows[title] = f"{low:,.0f} … {high:,.0f}, median {middle:,.1f}, mean {mean:,.2f}"
+            rows[f"{title.split()[0]}, quantiles 10, 25, 75, 90 %"] = ", ".join(
+                f"{spread[part]:,.0f}" for part in ("q10", "q25", "q75", "q90")
+            )
+    rows["the largest tenth holds"] = f"{found['largest_tenth_holds']:.0%}"
     if "mean_earth_movers_distance" in found:
-        table.add_row("mean EMD of labels", f"{found['mean_earth_movers_distance']:.4f}")
+        rows["mean EMD of labels"] = f"{found['mean_earth_movers_distance']:.4f}"
+    if spread := found.get("earth_movers_distances"):
+        rows["EMD of a client's labels"] = f"{spread['min']:.2f} … {spread['max']:.2f}, median {spread['median']:.2f}"
+    if pairs := found.get("pairwise_label_distances"):
+        rows["between two clients"] = f"EMD {pairs['l1']['mean']:.2f}, Jensen–Shannon {pairs['jensen_shannon']['mean']:.2f} (means)"
     for split, part in found["evaluation"].items():
         grouped = f" of {part['clients']:,} clients" if part["clients"] > 1 else ""
-        table.add_row(split, f"{part['examples']:,} examples{grouped}")
-    return table
+        rows[split] = f"{part['examples']:,} examples{grouped}"
+    return rows
 
 
 def _shown(name: str, value: float | None) -> str:

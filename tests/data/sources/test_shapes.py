@@ -69,18 +69,19 @@ def test_every_user_has_a_picture_and_all_have_as_many_as_were_asked_for(users, 
 @pytest.mark.parametrize("exponent", [1.8, 2.2, 3.0])
 def test_sizes_follow_the_power_law(exponent):
     sizes = np.diff(World(Shapes(users=20_000, images=4_000_000, exponent=exponent, pictures=False)).offsets)
-    large = sizes[sizes >= np.quantile(sizes, 0.5)]
+    large = sizes[sizes >= np.quantile(sizes, 0.9)]
     estimated = 1 + len(large) / np.log(large / (large.min() - 0.5)).sum()  # Clauset, Shalizi and Newman 2009, eq. 3.7
-    assert estimated == pytest.approx(exponent, rel=0.05)
+    assert estimated == pytest.approx(exponent, abs=0.1)
 
 
 def test_the_smaller_the_concentration_the_fewer_shapes_a_user_likes():
-    distances = []
+    distances, extreme = [], []
     for concentration in (1e-4, 1.0, 100.0, 1e5):
         train = Shapes(users=200, images=20_000, exponent=5, concentration=concentration, pictures=False).load().train
         distances.append(mean_earth_movers_distance(Federation(train, Natural().assign(train, 0)), len(SHAPES)))
+        extreme.append(2 - 2 * ((np.bincount(train.column("label")) / len(train)) ** 2).sum())
     assert distances == sorted(distances, reverse=True)
-    assert distances[0] == pytest.approx(1.8, abs=0.02)  # one of ten shapes each
+    assert distances[0] == pytest.approx(extreme[0])  # one shape each: 2 Σ p (1 − p)
     assert distances[-1] < 0.3  # what is left is chance
 
 
@@ -114,8 +115,8 @@ def test_masks_hold_what_boxes_surround(world):
         assert 0 <= top < bottom <= 48
         inside = mask[row, max(0, int(top) - 1) : int(bottom) + 2, max(0, int(left) - 1) : int(right) + 2] == box_label[row, place]
         down, across = np.nonzero(inside)
-        assert across.max() - across.min() + 1 == pytest.approx(right - left, abs=2)
-        assert down.max() - down.min() + 1 == pytest.approx(bottom - top, abs=2)
+        assert across.max() - across.min() + 1 == pytest.approx(right - left, abs=3)  # tips are thinner than pixels
+        assert down.max() - down.min() + 1 == pytest.approx(bottom - top, abs=3)
     shown = np.array([np.isin(np.arange(11), picture) for picture in mask])
     np.testing.assert_array_equal(shown[:, 1:], train.column("labels")[:, 1:])
 

@@ -204,7 +204,7 @@ def _corners(shape: str) -> NDArray[Any]:
     if shape == "heart":
         t = np.linspace(0, 2 * np.pi, 48, endpoint=False)
         across, up = 16 * np.sin(t) ** 3, 13 * np.cos(t) - 5 * np.cos(2 * t) - 2 * np.cos(3 * t) - np.cos(4 * t)
-        return np.stack([across, -up - 2.5], axis=-1) / 17.5
+        return np.stack([across, -up - 2.5], axis=-1) / 18.2
     if shape in ("triangle", "star"):
         count = 3 if shape == "triangle" else 5
         turns = np.arange(2 * count) * (np.pi / count) - np.pi / 2
