@@ -1,6 +1,6 @@
-"""Time the convolution kernels of lanes with other tiles than those they choose, layer by layer: TFLOP/s, in bfloat16 on random data.
+"""Time the convolution kernels of lanes with other tiles than those they choose, layer by layer: TFLOP/s in bfloat16.
 
-    python benchmarks/tiles.py            the layers of the CIFAR CNN and of ResNet-18 as their benchmarks launch them
+python benchmarks/tiles.py            the layers of the CIFAR CNN and of ResNet-18 as their benchmarks launch them
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ LAYERS = {
     "resnet 256": (20, 16, 256, 256, 3, 1, 14),
     "resnet 512": (20, 16, 512, 512, 3, 1, 7),
 }
-FORWARD = [Tile(128, 64, 64, 4, 3), Tile(128, 64, 64, 4, 4), Tile(256, 64, 64, 8, 3), Tile(256, 64, 32, 8, 4), Tile(256, 128, 64, 8, 3)]
-BACKWARD = [Tile(64, 64, 64, 4, 3), Tile(64, 128, 64, 4, 3), Tile(64, 128, 64, 4, 4), Tile(64, 256, 64, 8, 3), Tile(128, 128, 64, 8, 3)]
+SQUARE = Tile(128, 128, 64, 8, 3)
+FORWARD = [Tile(128, 64, 64, 4, 3), Tile(128, 64, 64, 4, 4), Tile(256, 64, 64, 8, 3), Tile(256, 64, 32, 8, 4), SQUARE]
+BACKWARD = [Tile(64, 64, 64, 4, 3), Tile(64, 128, 64, 4, 3), Tile(64, 128, 64, 4, 4), Tile(64, 256, 64, 8, 3), SQUARE]
 
 
 def measure(layer: tuple[int, ...], tiles: bool = True) -> list[dict[str, Any]]:
@@ -56,7 +57,8 @@ def measure(layer: tuple[int, ...], tiles: bool = True) -> list[dict[str, Any]]:
                 if tile is None and flat:
                     continue
                 call = partial(run, tile=tile) if flat is None else partial(run, tile=tile, flat=flat)
-                row: dict[str, Any] = {"kind": kind, "tile": "chosen" if tile is None else tuple(asdict(tile).values()), "flat": flat}
+                numbers = "chosen" if tile is None else tuple(asdict(tile).values())
+                row: dict[str, Any] = {"kind": kind, "tile": numbers, "flat": flat}
                 try:
                     milliseconds = float(do_bench(call, warmup=20, rep=60, return_mode="median"))
                     found.append(row | {"teraflops": round(work / milliseconds / 1e9), "milliseconds": round(milliseconds, 4)})

@@ -88,6 +88,22 @@ def test_what_cannot_be_decoded_is_refused_or_skipped_and_said(colours):
     assert len(Packed(path=colours / "to").load().train) == 8
 
 
+def test_a_data_set_is_described_by_its_name(colours):
+    by_user = json.loads(call("describe", "colours", f"path={colours}", "size=8", "--json").stdout)
+    assert (by_user["clients"], by_user["examples"], by_user["evaluation"]["test"]["clients"]) == (3, 9, 1)
+    divided = json.loads(call("describe", "colours", f"path={colours}", "partition=iid", "partition.clients=9", "--json").stdout)
+    assert divided["clients"] == 9
+    pooled = json.loads(call("describe", "fashion_mnist_mini", "--json").stdout)
+    assert pooled["clients"] == 1
+    page = colours / "page.html"
+    assert call("describe", "colours", f"path={colours}", "--html", page).exit_code == 0
+    assert "its own clients" in page.read_text()
+    gone = call("describe", "colours", f"path={colours / 'nowhere'}")
+    assert gone.exit_code == 2
+    assert f"data colours: there is no picture to train on in {colours / 'nowhere'}" in gone.output.replace("\n", "")
+    assert "partition: is a recipe's to say" in call("prepare", "colours", "partition=iid").output
+
+
 def test_arrays_are_packed_too(tmp_path):
     assert call("prepare", "fashion_mnist_mini", "--to", tmp_path / "to").exit_code == 0
     packed, mini = Packed(path=tmp_path / "to").load(), SOURCES.get("fashion_mnist_mini")().load()

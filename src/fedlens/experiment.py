@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from fedlens.algorithms.local_work import Plan
 from fedlens.algorithms.schedules import learning_rate
-from fedlens.data import Federation, Population, federate, mean_earth_movers_distance
+from fedlens.data import IID, Federation, Natural, Population, federate, mean_earth_movers_distance
 from fedlens.data.population import Indices
 from fedlens.engines import Engine, Lanes, Report, Sequential, choose, repeatable_layers
-from fedlens.recipe import Recipe, RecipeError
+from fedlens.recipe import Data, Recipe, RecipeError
 from fedlens.state import State
 from fedlens.tasks import Facts
 from fedlens.tracking.checkpoints import tensors_in
@@ -68,7 +68,7 @@ class Experiment:
     @classmethod
     def of(cls, recipe: Recipe, model: nn.Module | None = None, population: Population | None = None) -> Experiment:
         """Make the parts that the recipe names; a model or a population of your own takes the place of the recipe's."""
-        with _errors_of(recipe):
+        with _errors_of(f"recipe {recipe.name}"):
             return cls._of(recipe.resolved(), model, population)
 
     @classmethod
@@ -244,19 +244,27 @@ class Experiment:
 
 
 @contextmanager
-def _errors_of(recipe: Recipe) -> Iterator[None]:
+def _errors_of(whose: str) -> Iterator[None]:
     """Parts that do not fit each other or the data are the recipe's fault, and said in its name."""
     try:
         yield
     except (ValueError, TypeError, KeyError, FileNotFoundError) as error:
         message = error.args[0] if isinstance(error, KeyError) else error
-        raise RecipeError(f"recipe {recipe.name}: {message}") from error
+        raise RecipeError(f"{whose}: {message}") from error
 
 
 def population_of(recipe: Recipe) -> Population:
     """The data that a recipe names, divided as it says."""
-    with _errors_of(recipe):
+    with _errors_of(f"recipe {recipe.name}"):
         return _population_of(recipe)
+
+
+def population_in(data: Data, seed: int = 0) -> Population:
+    """A data set without a recipe: divided as it says, else among its own clients, else in one hand."""
+    with _errors_of(f"data {data.source.name}"):
+        sources = data.source.load()
+        own = Natural() if "client" in sources.train.columns else IID(clients=1)
+        return federate(sources, data.partition if "partition" in data.model_fields_set else own, data.validation, seed)
 
 
 def _population_of(recipe: Recipe) -> Population:

@@ -289,14 +289,15 @@ def _unshared(value: Any) -> Any:
     return {key: _unshared(item) for key, item in value.items()}
 
 
-def source_named(name: str, overrides: Sequence[str] = ()) -> Source:
-    """A data source by its name, with `key=value`s for its settings."""
+def data_named(name: str, overrides: Sequence[str] = ()) -> Data:
+    """A data set by its name, with `key=value`s for its source's settings, or for `partition` and what else stands beside it."""
     where = f"data {name}"
     values: dict[str, Any] = {"source": {"name": name}}
-    for override in overrides:
-        _override(values, f"source.{override}", where)
+    for override in sorted(overrides, key=_depth):
+        beside = re.split(r"[.=]", override)[0] in Data.model_fields
+        _override(values, override if beside else f"source.{override}", where)
     try:
-        return Data(**values).source
+        return Data(**values)
     except ValidationError as error:
         problems = (problem.removeprefix("source.").removeprefix("source: ") for problem in _problems(error, Data))
         raise RecipeError("\n".join(f"{where}: {problem}" for problem in problems)) from error

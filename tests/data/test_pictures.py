@@ -108,17 +108,17 @@ def test_a_large_photograph_decoded_small_looks_as_if_it_had_been_decoded_whole(
 def test_a_truncated_file_is_broken(tmp_path, cut):
     file = tmp_path / "cut.jpg"
     file.write_bytes(encoded(Image.fromarray(gradient(64, 64)), "JPEG", quality=95)[:cut])
-    with pytest.raises(BrokenPicture, match="cut.jpg"):
+    with pytest.raises(BrokenPicture, match=r"cut\.jpg"):
         decode(file, 8, "crop")
 
 
 def test_a_file_that_is_none_is_missing_and_one_that_holds_text_is_broken(tmp_path):
-    with pytest.raises(MissingPicture, match="gone.jpg is missing"):
+    with pytest.raises(MissingPicture, match=r"gone\.jpg is missing"):
         decode(tmp_path / "gone.jpg", 8, "crop")
     (tmp_path / "text.jpg").write_text("<html>not found</html>")
-    with pytest.raises(BrokenPicture, match="text.jpg is no picture"):
+    with pytest.raises(BrokenPicture, match=r"text\.jpg is no picture"):
         decode(tmp_path / "text.jpg", 8, "crop")
-    with pytest.raises(BrokenPicture, match="a picture is no picture|a picture cannot|cannot be read"):
+    with pytest.raises(BrokenPicture, match="a picture is no picture that can be read"):
         decode(b"", 8, "crop")
 
 

@@ -251,6 +251,12 @@ def test_voc_counts_its_pictures(voc, sbd, protocol, message):
         VOC(path=voc.parent.parent, protocol=protocol).listings()
 
 
+def test_a_picture_of_voc_is_in_one_split(voc):
+    write_list(voc / "ImageSets" / "Segmentation" / "val.txt", "2007_000032")
+    with pytest.raises(ValueError, match=r"val\.txt: '2007_000032' stands in train\.txt as well"):
+        small(VOC, voc).listings()
+
+
 def test_a_mask_with_an_unknown_class_is_refused(voc):
     write_png(voc / "SegmentationClass" / "2007_000039.png", segmentation(33))
     with pytest.raises(ValueError, match=r"2007_000039\.png holds class 33"):
@@ -258,7 +264,7 @@ def test_a_mask_with_an_unknown_class_is_refused(voc):
 
 
 def test_a_mask_of_colours_is_broken(voc):
-    Image.new("RGB", (WIDTH, HEIGHT)).save(voc / "SegmentationClass" / "2007_000039.png")
+    Image.new("RGB", (WIDTH, HEIGHT), (33, 33, 33)).save(voc / "SegmentationClass" / "2007_000039.png")
     with pytest.raises(ValueError, match=r"0 missing, 1 broken(.|\n)*is no mask: it has RGB pixels"):
         small(VOC, voc).load()
 

@@ -99,8 +99,14 @@ class PictureFiles(Files):
         """The splits 'train' and, if there are, 'validation' and 'test', before any picture is decoded."""
         raise NotImplementedError
 
-    def load(self) -> Sources:
+    def _listed(self) -> Mapping[str, Listing]:
         listings = self.listings()
+        if not len(listings["train"]):
+            raise ValueError(f"there is no picture to train on in {self.path}")
+        return listings
+
+    def load(self) -> Sources:
+        listings = self._listed()
         bytes_needed = sum(len(listing) for listing in listings.values()) * self.size**2 * 3
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if bytes_needed > MOST_BYTES * memory:
@@ -112,7 +118,7 @@ class PictureFiles(Files):
 
     def prepare(self, folder: Path, threads: int, watch: Watch) -> dict[str, Bad]:
         skipped = {}
-        for split, listing in self.listings().items():
+        for split, listing in self._listed().items():
             bad = prepare(listing, folder / split, self.shape, self.missing, threads, partial(watch, split, len(listing)))
             if bad is not None:
                 skipped[split] = bad

@@ -125,7 +125,7 @@ def _found(path: Path, config: str | None, train_split: str) -> dict[str, list[P
         raise FileNotFoundError(
             f"data.source.{'config' if config else 'path'}: {root} is no folder; Parquet files should lie in it"
         )
-    files = sorted(file for file in root.rglob("*") if file.suffix in KINDS and not file.name.startswith("cache-"))
+    files = sorted(file for file in root.rglob("*") if file.suffix in KINDS)
     if not files:
         raise FileNotFoundError(f"data.source.path: {root} holds no Parquet or Arrow files")
     splits: dict[str, dict[str, list[Path]]] = defaultdict(lambda: defaultdict(list))

@@ -11,7 +11,7 @@ from fedlens.data.sources.base import SOURCES, About, Files, Sources
 
 @SOURCES.register("packed")
 class Packed(Files):
-    """Your own data, or prepared ones: PATH/train, PATH/validation and PATH/test as `fedlens data prepare` and `Examples.save` write them.
+    """Your own data, or prepared ones: PATH/train, PATH/validation and PATH/test, written by `data prepare` or `Examples.save`.
 
     Columns are mapped into memory: nothing is read until it is asked for.
     """
