@@ -321,3 +321,27 @@ def test_what_is_not_installed_is_named(local, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ImportError, match=r"need the package pyarrow \(pip install 'fedlens\[hub\]'\)"):
         Hub(path=local).listings()
+
+
+def test_what_the_package_datasets_writes_is_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    datasets = pytest.importorskip("datasets")
+    features = {
+        "image": datasets.Image(),
+        "writer_id": datasets.Value("string"),
+        "character": datasets.ClassLabel(names=["a", "b"]),
+    }
+    rows = {
+        "image": [{"bytes": png(k)} for k in range(7)],
+        "writer_id": [f"w{k % 2}" for k in range(7)],
+        "character": [1, 0] * 3 + [1],
+    }
+    theirs = datasets.Dataset.from_dict(rows, features=datasets.Features(features))
+    theirs.save_to_disk(tmp_path / "saved", num_shards=3)
+    theirs.to_parquet(tmp_path / "written" / "train-00000-of-00001.parquet")
+    for folder in ("saved", "written"):
+        train = Hub(path=tmp_path / folder, size=28).load().train
+        assert shades(train) == list(range(7))
+        assert train.column("label").tolist() == theirs["character"][:]
+        assert train.class_names == ("a", "b")
+        assert train.categories["client"].tolist() == ["w0", "w1"]

@@ -6,6 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -107,7 +108,7 @@ class Hub(PictureFiles):
 def _fetched(dataset: str, config: str | None) -> dict[str, list[Path]]:
     """The files of a data set's splits, where `datasets` keeps them."""
     try:
-        from datasets import load_dataset  # type: ignore[import-not-found]
+        load_dataset = import_module("datasets").load_dataset  # typed or not, installed or not
     except ImportError as error:
         raise ImportError(
             f"data.source.dataset: to fetch {dataset}, the package datasets is needed (pip install 'fedlens[hub]'); "
