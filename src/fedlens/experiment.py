@@ -264,7 +264,8 @@ def population_in(data: Data, seed: int = 0) -> Population:
     with _errors_of(f"data {data.source.name}"):
         sources = data.source.load()
         own = Natural() if "client" in sources.train.columns else IID(clients=1)
-        return federate(sources, data.partition if "partition" in data.model_fields_set else own, data.validation, seed)
+        partition = data.partition if "partition" in data.model_fields_set else own
+        return federate(sources, partition, data.validation, seed, data.test, data.aside)
 
 
 def _population_of(recipe: Recipe) -> Population:
@@ -272,7 +273,8 @@ def _population_of(recipe: Recipe) -> Population:
         raise RecipeError("data: is missing: name a source, or give train() a population")
     sources = recipe.data.source.load()
     recipe.task.facts(sources.train)  # a partition may go by the labels, and would only stumble over bad ones
-    return federate(sources, recipe.data.partition, recipe.data.validation, recipe.seed)
+    data = recipe.data
+    return federate(sources, data.partition, data.validation, recipe.seed, data.test, data.aside)
 
 
 def _device(name: str) -> torch.device:

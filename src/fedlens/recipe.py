@@ -20,6 +20,7 @@ from fedlens.algorithms.local_work import LOCAL_WORK, Epochs, LocalWork
 from fedlens.algorithms.samplers import SAMPLERS, All, Sampler, Uniform
 from fedlens.algorithms.server_rules import SERVER_RULES, ServerRule, ServerSGD
 from fedlens.data import IID, PARTITIONS, SOURCES, Partition, Source
+from fedlens.data.partitions import Aside
 from fedlens.engines import EngineName, Precision
 from fedlens.models import MODELS, create_model
 from fedlens.registry import BadSettings, Block, WrittenFloat, WrittenInt, chosen_from, nearest
@@ -36,11 +37,21 @@ class RecipeError(ValueError):
 
 
 class Data(Block):
-    """Which examples there are, who holds them, and the share of each client's that is kept aside for validation."""
+    """Which examples there are, who holds them, and the shares that are kept aside for validation and test: of every client's
+    examples, or of the clients.
+    """
 
     source: Annotated[Source, chosen_from(SOURCES)]
     partition: Annotated[Partition, chosen_from(PARTITIONS)] = IID()
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    test: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    aside: Aside = "examples"
+
+    @model_validator(mode="after")
+    def _something_is_left(self) -> Data:
+        if self.validation + self.test >= 1:
+            raise ValueError("validation and test together leave nothing to train on")
+        return self
 
 
 def _known_model(name: str) -> str:

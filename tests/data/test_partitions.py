@@ -335,3 +335,29 @@ def test_pachinko_with_even_groups_is_even_and_needs_whole_groups():
     assert abs(table[:5] - 50).max() < 40  # the last ones get what the first have left
     with pytest.raises(ValueError, match="every class must lie in one group"):
         pachinko(np.array([0, 0, 1]), np.array([0, 1, 1]), 1, 3, 0.1, 10.0, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("aside", ["examples", "clients"])
+def test_validation_and_test_are_kept_aside_of_every_client_or_of_the_clients(aside):
+    data = Examples({"label": balanced(4, 250)})
+    population = federate(Sources(data), IID(clients=10), validation=0.2, seed=3, test=0.3, aside=aside)
+    parts = population.train, population.validation, population.test
+    assert [len(part.clients.examples) for part in parts] == [500, 200, 300]
+    assert sorted(np.concatenate([part.clients.examples for part in parts])) == list(range(1000))
+    whole = IID(clients=10).assign(data, 3)
+    if aside == "examples":
+        assert [part.clients.sizes.tolist() for part in parts] == [[50] * 10, [20] * 10, [30] * 10]
+        same = federate(Sources(data), IID(clients=10), validation=0.2, seed=3)
+        np.testing.assert_array_equal(same.validation.clients.examples, population.validation.clients.examples)
+    else:
+        assert [part.clients.sizes.tolist() for part in parts] == [[100] * 5, [100] * 2, [100] * 3]
+        for part in parts:
+            for k, name in enumerate(part.clients.names):
+                np.testing.assert_array_equal(part.clients.of_client(k), whole.of_client(int(name)))
+    with pytest.raises(ValueError, match="has a test split of its own"):
+        federate(Sources(data, test=data), IID(clients=10), test=0.1)
+
+
+def test_some_client_is_left_to_train():
+    with pytest.raises(ValueError, match="none is left to train"):
+        federate(Sources(Examples({"label": np.zeros(4, dtype=np.int64)})), IID(clients=2), validation=0.8, aside="clients")

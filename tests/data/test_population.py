@@ -140,3 +140,14 @@ def test_the_fingerprint_of_a_population_tells_who_holds_what_and_what_it_is_mea
     ]
     assert len({population.fingerprint() for population in populations}) == len(populations)
     assert Population(Federation(examples(4), two)).fingerprint() == populations[0].fingerprint()
+
+
+@given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=12), share=st.sampled_from([0.0, 0.25, 0.5, 0.9]), seed=st.integers(0, 3))
+@settings(max_examples=60, deadline=None)
+def test_clients_are_kept_aside_whole_and_under_their_names(sizes, share, seed):
+    clients = assignment(*sizes)
+    kept, aside = clients.hold_out_clients(share, seed)
+    assert len(aside) == round(share * len(sizes))
+    found = {name: part.of_client(k).tolist() for part in (kept, aside) for k, name in enumerate(part.names)}
+    assert len(found) == len(kept) + len(aside)
+    assert found == {clients.client_name(k): clients.of_client(k).tolist() for k in range(len(clients))}

@@ -78,14 +78,30 @@ class Assignment:
         """For each assigned example the client that holds it."""
         return np.repeat(np.arange(len(self)), self.sizes)
 
-    def hold_out(self, fraction: float, seed: int) -> tuple[Assignment, Assignment]:
+    def hold_out(self, fraction: float, seed: int, purpose: str = "hold out") -> tuple[Assignment, Assignment]:
         """Split every client's examples at random into what it trains on and round(fraction · n_k) that it keeps aside."""
         client = self.client_of_each()
-        order = np.lexsort((random.bits(seed, "hold out", client, self.examples), client))
+        order = np.lexsort((random.bits(seed, purpose, client, self.examples), client))
         rank = np.arange(len(order)) - self.offsets[client]  # place of each example in its client's random order
         aside = np.empty(len(order), dtype=bool)
         aside[order] = rank < np.rint(fraction * self.sizes).astype(np.int64)[client]
         return self._keep(~aside, client), self._keep(aside, client)
+
+    def hold_out_clients(self, fraction: float, seed: int, purpose: str = "hold out") -> tuple[Assignment, Assignment]:
+        """Split the clients at random into those that train and round(fraction · K) that are kept aside with all they hold."""
+        aside = np.zeros(len(self), dtype=bool)
+        order = np.argsort(random.bits(seed, purpose, np.arange(len(self))), kind="stable")
+        aside[order[: round(fraction * len(self))]] = True
+        return self.subset(np.flatnonzero(~aside)), self.subset(np.flatnonzero(aside))
+
+    def subset(self, clients: Indices) -> Assignment:
+        """Some clients, in rising order; they are numbered anew and keep their names."""
+        chosen = np.zeros(len(self), dtype=bool)
+        chosen[clients] = True
+        names = [self.client_name(client) for client in clients.tolist()]
+        return Assignment(
+            np.concatenate(([0], np.cumsum(self.sizes[clients]))), self.examples[chosen[self.client_of_each()]], names
+        )
 
     def _keep(self, kept: NDArray[np.bool_], client: Indices) -> Assignment:
         sizes = np.bincount(client[kept], minlength=len(self))

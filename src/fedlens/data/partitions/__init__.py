@@ -1,6 +1,6 @@
 """Who holds what: pure functions from labels or ids to an `Assignment`, and the parts that name them."""
 
-from fedlens.data.partitions.base import IID, PARTITIONS, Natural, Partition, federate, iid, natural
+from fedlens.data.partitions.base import IID, PARTITIONS, Aside, Natural, Partition, federate, iid, natural
 from fedlens.data.partitions.dirichlet import (
     ClassDirichlet,
     FedCVLDA,
@@ -29,6 +29,7 @@ from fedlens.data.partitions.shards import Pathological, Shards, pathological, s
 __all__ = [
     "IID",
     "PARTITIONS",
+    "Aside",
     "ClassDirichlet",
     "CocoGreedy",
     "DominantClassLDA",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from fedlens.registry import Part, Registry
 
 PARTITIONS: Registry[type[Partition]] = Registry("partition")
 
+Aside: TypeAlias = Literal["examples", "clients"]
 Clients = Annotated[int, Field(ge=1, le=10**8)]
 
 
@@ -70,18 +71,28 @@ class Natural(Partition):
         return self.assign(data, 0) if self.column in data.columns else super().group(data)
 
 
-def federate(sources: Sources, partition: Partition, validation: float, seed: int) -> Population:
-    """Divide a data set's training examples among clients, and hold out `validation` of each client's if it has no such split."""
+def federate(
+    sources: Sources, partition: Partition, validation: float = 0.0, seed: int = 0, test: float = 0.0, aside: Aside = "examples"
+) -> Population:
+    """Divide a data set's training examples among clients, and keep shares of them aside for what it has no split of its own for.
+
+    aside    of the examples of every client, or of the clients, with all that they hold
+    """
     assignment = partition.assign(sources.train, seed)
-    validate, test = (
-        None if split is None else Federation(split, partition.group(split)) for split in (sources.validation, sources.test)
-    )
-    if validation > 0:
-        if validate is not None:
-            raise ValueError(f"{sources.train.name} has a validation split of its own; set data.validation to 0")
-        assignment, aside = assignment.hold_out(validation, seed)
-        validate = Federation(sources.train, aside)
-    return Population(Federation(sources.train, assignment), validate, test)
+    evaluations: dict[str, Federation | None] = {}
+    left = 1.0
+    for name, share, own in (("validation", validation, sources.validation), ("test", test, sources.test)):
+        evaluations[name] = None if own is None else Federation(own, partition.group(own))
+        if share > 0:
+            if own is not None:
+                raise ValueError(f"{sources.train.name} has a {name} split of its own; set data.{name} to 0")
+            split = assignment.hold_out if aside == "examples" else assignment.hold_out_clients
+            assignment, held = split(share / left, seed, "hold out" if name == "validation" else f"hold out for {name}")
+            evaluations[name] = Federation(sources.train, held)
+            left -= share
+    if not len(assignment):
+        raise ValueError(f"{sources.train.name}: all clients are kept aside, none is left to train")
+    return Population(Federation(sources.train, assignment), **evaluations)
 
 
 def require_enough(count: int, clients: int) -> None:
