@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import struct
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from fedlens.data.pictures import VOID, BrokenPicture, MissingPicture, Placement, decode, decode_mask
 
@@ -70,6 +71,29 @@ def test_a_photograph_taken_on_its_side_stands_upright():
         expected, same = decode(upright, size, "crop")
         assert placement == same
         assert np.abs(image.astype(int) - expected).mean() < 4
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_every_way_to_hold_a_camera(orientation):
+    stored, tags = Image.fromarray(gradient(60, 40)), Image.Exif()
+    tags[0x0112] = orientation
+    found, placement = decode(encoded(stored, "PNG", exif=tags), 16, "crop")
+    held = Image.open(io.BytesIO(encoded(stored, "PNG", exif=tags)))
+    expected, same = decode(np.asarray(ImageOps.exif_transpose(held)), 16, "crop")
+    np.testing.assert_array_equal(found, expected)
+    assert placement == same
+
+
+@pytest.mark.parametrize("tag", [0x0128, 0x011A, 0x0213, 0x0112])  # resolution's unit, resolution, chroma's place, orientation
+def test_tags_of_the_wrong_kind_do_no_harm(tag):
+    number = struct.pack("<HHI4s", 0x0112, 3, 1, struct.pack("<I", 3)) if tag != 0x0112 else b""  # turned by 180 degrees
+    text = struct.pack("<HHI4s", tag, 2, 4, b"two\0")
+    entries = [entry for entry in sorted([number, text], key=lambda entry: entry[:2][::-1]) if entry]
+    tags = b"Exif\0\0II*\0" + struct.pack("<IH", 8, len(entries)) + b"".join(entries) + struct.pack("<I", 0)
+    upright = gradient(40, 40)
+    stored = Image.fromarray(np.rot90(upright, 2).copy() if number else upright)
+    found, _ = decode(encoded(stored, "JPEG", exif=tags, quality=95), 16, "crop")
+    assert np.abs(found.astype(int) - decode(upright, 16, "crop")[0]).mean() < 4
 
 
 def test_what_is_transparent_lies_on_white_and_what_is_not_in_colour_becomes_so():

@@ -142,7 +142,11 @@ def test_the_fingerprint_of_a_population_tells_who_holds_what_and_what_it_is_mea
     assert Population(Federation(examples(4), two)).fingerprint() == populations[0].fingerprint()
 
 
-@given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=12), share=st.sampled_from([0.0, 0.25, 0.5, 0.9]), seed=st.integers(0, 3))
+@given(
+    sizes=st.lists(st.integers(0, 5), min_size=1, max_size=12),
+    share=st.sampled_from([0.0, 0.25, 0.5, 0.9]),
+    seed=st.integers(0, 3),
+)
 @settings(max_examples=60, deadline=None)
 def test_clients_are_kept_aside_whole_and_under_their_names(sizes, share, seed):
     clients = assignment(*sizes)

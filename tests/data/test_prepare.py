@@ -9,9 +9,10 @@ import pytest
 from PIL import Image
 
 from fedlens.data import Examples
+from fedlens.data import prepare as prepared_by
 from fedlens.data.listing import Listing
 from fedlens.data.partitions import natural
-from fedlens.data.prepare import DECODED, Shape, Store, _made, decoded, prepare
+from fedlens.data.prepare import Shape, Store, _made, decoded, prepare
 
 COUNT = 70  # more than a turn, and no multiple of one
 SHAPE = Shape(8)
@@ -97,16 +98,75 @@ def test_skipped_rows_leave_no_gap(tmp_path, files, lost):
         files[row].unlink()
     bad = prepare(listing(files), tmp_path / "to", SHAPE, "skip", 1, quiet)
     assert bad is not None
-    assert np.flatnonzero(bad.status != DECODED).tolist() == lost
-    kept = [row for row in range(COUNT) if row not in lost]
+    assert sorted(int(reason[:3]) for reason in bad.reasons) == lost
     in_memory, same = decoded(listing(files), SHAPE, "skip")
     assert str(same) == str(bad)
     for examples in (Examples.open(tmp_path / "to"), in_memory):
-        assert rows_of(examples) == kept
-        assert names_of(examples) == USERS[kept].tolist()
-        assert examples.column("label").tolist() == [row % 3 for row in kept]
-    size = (tmp_path / "to" / "image.npy").stat().st_size
-    assert size < 128 + len(kept) * 8 * 8 * 3 + 200
+        check_rows(examples, lost)
+    assert in_memory.fingerprint() == Examples.open(tmp_path / "to").fingerprint()
+    assert (tmp_path / "to" / "image.npy").stat().st_size < 128 + (COUNT - len(lost)) * 8 * 8 * 3 + 200
+
+
+def check_rows(examples: Examples, lost: list[int]) -> None:
+    """Every row that is there has its own label and client, and only the lost ones are not."""
+    rows = rows_of(examples)
+    assert sorted(rows) == [row for row in range(COUNT) if row not in lost]
+    assert names_of(examples) == USERS[rows].tolist()
+    assert examples.column("label").tolist() == [row % 3 for row in rows]
+
+
+class Stop(Exception):
+    """The power fails."""
+
+
+@pytest.mark.parametrize("step", range(12))
+def test_a_store_that_loses_power_while_it_is_finished_ends_as_if_it_had_not(tmp_path, files, monkeypatch, step):
+    lost = [0, 5, 6, 41, 69]
+    for row in lost:
+        files[row].unlink()
+    twice = listing(files, masks=[np.full((9, 12), row, dtype=np.uint8) for row in range(COUNT)])
+    left = [step]
+
+    def counted(function):
+        def run(*arguments, **settings):
+            if left[0] == 0:
+                raise Stop
+            left[0] -= 1
+            return function(*arguments, **settings)
+
+        return run
+
+    monkeypatch.setattr("fedlens.data.prepare.MOVED", 1)
+    with monkeypatch.context() as patch:
+        for name in ("write_atomically", "write_array_header_1_0"):
+            patch.setattr(f"fedlens.data.prepare.{name}", counted(getattr(prepared_by, name)))
+        patch.setattr("fedlens.data.examples.write_atomically", counted(prepared_by.write_atomically))
+        patch.setattr("numpy.save", counted(np.save))
+        patch.setattr("numpy.memmap.flush", counted(np.memmap.flush))
+        try:
+            prepare(twice, tmp_path / "to", SHAPE, "skip", 1, quiet)
+            assert step > 8  # all steps were taken
+        except Stop:
+            pass
+    if step % 2:  # what was lost comes back in the meantime: what was decided stays
+        before = (tmp_path / "to" / "order.npy").exists() or (tmp_path / "to" / "examples.json").exists()
+        Image.new("RGB", (12, 9), (5, 250, 0)).save(files[5])
+        lost = lost if before else [row for row in lost if row != 5]
+    prepare(twice, tmp_path / "to", SHAPE, "skip", 1, quiet)
+    found = Examples.open(tmp_path / "to")
+    check_rows(found, lost)
+    assert (found.column("mask") == np.array(rows_of(found))[:, None, None]).all()
+
+
+def test_a_store_that_lacks_pictures_goes_on_saying_so(tmp_path, files):
+    files[3].unlink()
+    first = prepare(listing(files), tmp_path / "to", SHAPE, "skip", 1, quiet)
+    assert str(prepare(listing(files), tmp_path / "to", SHAPE, "skip", 1, quiet)) == str(first)
+    with pytest.raises(ValueError, match="was prepared without some pictures: 1 of 70 pictures cannot be used"):
+        prepare(listing(files), tmp_path / "to", SHAPE, "refuse", 1, quiet)
+    said = json.loads((tmp_path / "to" / "skipped.json").read_text())
+    assert said["clients"] == {"user 3": 1}
+    assert said["reasons"][0].startswith("003: ")
 
 
 def test_nothing_but_bad_pictures_is_refused_even_if_they_may_be_skipped(tmp_path, files):
@@ -119,9 +179,6 @@ def test_nothing_but_bad_pictures_is_refused_even_if_they_may_be_skipped(tmp_pat
 def test_what_was_interrupted_goes_on_and_what_was_repaired_is_read_again(tmp_path, files, monkeypatch):
     lost = files[40].read_bytes()
     files[40].unlink()
-
-    class Stop(Exception):
-        pass
 
     def stop(done: int) -> None:
         if done >= 32:
@@ -176,12 +233,31 @@ def test_masks_and_boxes_go_where_the_picture_goes(tmp_path):
     assert (found.column("mask")[0, :2] == 0).all()
 
 
+def test_what_was_drawn_on_a_picture_belongs_to_it_as_it_is_stored(tmp_path):
+    """A camera's tag turns pictures, but not those that have masks or boxes; and those have to be of its size."""
+    wide, tags = np.zeros((20, 40, 3), dtype=np.uint8), Image.Exif()
+    wide[:, :20] = 255
+    tags[0x0112] = 6
+    Image.fromarray(wide).save(tmp_path / "lying.png", exif=tags)
+    place, mask = tmp_path / "lying.png", np.zeros((20, 40), dtype=np.uint8)
+    alone, _ = decoded(Listing([place], {}, "one"), Shape(8, "stretch"), "refuse")
+    with_mask, _ = decoded(Listing([place], {}, "one", masks=[mask]), Shape(8, "stretch"), "refuse")
+    assert (alone.column("image")[0, :3] == 255).all()
+    assert (with_mask.column("image")[0, :, :3] == 255).all()
+    for more, said in (
+        ({"masks": [mask.T]}, "the mask a picture is 20 × 40, and its picture 40 × 20"),
+        ({"sizes": np.array([[80, 40]])}, "what is said of it is 80 × 40, and its picture 40 × 20"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            decoded(Listing([place], {}, "one", **more), Shape(8), "refuse")
+
+
 def test_the_facts_of_a_folder_are_plain(tmp_path, files):
     prepare(listing(files), tmp_path / "to", SHAPE, "refuse", 1, quiet)
     assert json.loads((tmp_path / "to" / "preparation.json").read_text())["size"] == 8
     assert not (tmp_path / "to" / "status.npy").exists()
     store = Store(tmp_path / "to", _made(listing(files), SHAPE))
-    assert not store.begin(json.loads((tmp_path / "to" / "preparation.json").read_text()))
+    assert store.begin(json.loads((tmp_path / "to" / "preparation.json").read_text())).reasons == []
 
 
 def test_pictures_and_columns_of_different_lengths_are_refused(files):

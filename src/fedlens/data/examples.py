@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,7 +94,7 @@ class Examples:
             "standard_deviation": list(self.standard_deviation),
             "categories": list(self.categories),
         }
-        (folder / "examples.json").write_text(json.dumps(facts, indent=1))
+        write_atomically(folder / "examples.json", json.dumps(facts, indent=1).encode())
 
     @classmethod
     def open(cls, folder: str | Path) -> Examples:
@@ -119,6 +120,16 @@ class Examples:
             why = " ".join(str(error).split())
             raise ValueError(f"{path} is missing or damaged: {why}; write it anew with Examples.save") from error
         return cls(columns, facts.name, facts.class_names, facts.mean, facts.standard_deviation, categories)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file that is there as a whole or not at all."""
+    temporary = path.with_name(f"{path.name}.part")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
 
 
 class _Facts(BaseModel):

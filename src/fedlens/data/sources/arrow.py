@@ -6,6 +6,7 @@ Rows are read when they are asked for, by whichever process asks: only names of 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from importlib.util import find_spec
@@ -25,10 +26,10 @@ class TablePictures(Sequence[Any]):
 
     def __init__(self, files: Sequence[Path], column: str):
         self.files, self.column = tuple(files), column
-        self._held: tuple[int, Any] = -1, None  # what was read last, for the next row is most often in it, too
+        self._here = threading.local()  # what each thread read last, for the next row is most often in it, too
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"files": self.files, "column": self.column, "_held": (-1, None)}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TablePictures, (self.files, self.column)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -38,9 +39,9 @@ class TablePictures(Sequence[Any]):
             raise IndexError(f"row {row} of {len(self)}")
         number = int(np.searchsorted(self._ends, row, side="right")) - 1
         path, part = self._parts[number]
-        if self._held[0] != number:
-            self._held = number, _read_part(path, part, self.column)
-        value = self._held[1][int(row - self._ends[number])].as_py()
+        if getattr(self._here, "number", None) != number:
+            self._here.number, self._here.values = number, _read_part(path, part, self.column)
+        value = self._here.values[int(row - self._ends[number])].as_py()
         content, name = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
         if content is not None:
             return content

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -114,7 +115,12 @@ class PictureFiles(Files):
                 f"{self.name}: its pictures take {bytes_needed / 1e9:,.0f} GB in memory; decode them once with "
                 f"`fedlens data prepare {self.name} --to FOLDER`, and take data.source={{name: packed, path: FOLDER}}"
             )
-        return Sources(**{name: decoded(listing, self.shape, self.missing)[0] for name, listing in listings.items()})
+        found = {}
+        for split, listing in listings.items():
+            found[split], bad = decoded(listing, self.shape, self.missing)
+            if bad is not None:
+                warnings.warn(f"{self.name}, {split}: {bad}", stacklevel=2)
+        return Sources(**found)
 
     def prepare(self, folder: Path, threads: int, watch: Watch) -> dict[str, Bad]:
         skipped = {}

@@ -97,7 +97,9 @@ def _listing(path: Path, pictures: Path, crowds: bool) -> Listing:
     boxes = edges.astype(np.float32)
     columns: dict[str, NDArray[Any]] = box_columns(row[kept], boxes[kept], category[kept], len(images), len(categories))
     columns["image_id"] = image_id
-    return Listing([pictures / file for file in files], columns, "COCO 2017", tuple(names[i] for i in sorted(names)), keys=files)
+    sizes = np.stack([_column(path, "images", images, side, int) for side in ("width", "height")], axis=1)
+    found, classes = [pictures / file for file in files], tuple(names[i] for i in sorted(names))
+    return Listing(found, columns, "COCO 2017", classes, keys=files, sizes=sizes)
 
 
 def _table(path: Path, content: Any, name: str) -> list[Mapping[str, Any]]:
