@@ -117,12 +117,28 @@ def test_the_largest_draw_stays_inside_images_of_any_size():
         assert last.item() == side - 1
 
 
+@pytest.mark.parametrize("antialias", [True, False])
 @pytest.mark.parametrize("size", [1, 5, 9, 12, 20])
 @pytest.mark.parametrize(("height", "width"), [(9, 12), (16, 7)])
-def test_resize_is_torchvisions_antialiased_one(size, height, width):
+def test_resize_is_torchvisions(size, height, width, antialias):
     images = pictures(2, height, width)
-    expected = torchvision.resize(images, [size, size], antialias=True)
-    torch.testing.assert_close(Resize(size=size).apply(images, torch.empty(2, 0)), expected)
+    expected = torchvision.resize(images, [size, size], antialias=antialias)
+    torch.testing.assert_close(Resize(size=size, antialias=antialias).apply(images, torch.empty(2, 0)), expected)
+
+
+def test_resize_is_antialiased_unless_told_otherwise():
+    images = pictures(2, 16, 16)
+    expected = torchvision.resize(images, [7, 7], antialias=True)
+    torch.testing.assert_close(Resize(size=7).apply(images, torch.empty(2, 0)), expected)
+    assert not torch.allclose(Resize(size=7, antialias=False).apply(images, torch.empty(2, 0)), expected, atol=1)
+
+
+def test_resize_of_256_to_224_is_torchvisions_of_bytes_up_to_its_rounding():
+    images = pictures(2, 256, 256)
+    expected = torchvision.resize(images.byte(), [224, 224], antialias=True).float()
+    difference = (Resize(size=224).apply(images, torch.empty(2, 0)) - expected).abs()
+    assert difference.max() < 1.1  # it rounds twice, after columns and after rows
+    assert difference.mean() < 0.5
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 9])

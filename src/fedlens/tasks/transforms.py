@@ -103,12 +103,13 @@ class RandomResizedCrop(Transform):
 
 @TRANSFORMS.register("resize")
 class Resize(Transform):
-    """Scale to a square of `size` pixels, bilinearly and with antialiasing."""
+    """Scale to a square of `size` pixels, bilinearly: antialiased as torchvision does, or not, as Keras' layers do."""
 
     size: Pixels
+    antialias: bool = True
 
     def apply(self, images: Tensor, uniform: Tensor) -> Tensor:
-        return F.interpolate(images, size=(self.size, self.size), mode="bilinear", antialias=True, align_corners=False)
+        return F.interpolate(images, size=(self.size, self.size), mode="bilinear", antialias=self.antialias, align_corners=False)
 
 
 @TRANSFORMS.register("center_crop")
