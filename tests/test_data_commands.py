@@ -101,6 +101,10 @@ def test_a_data_set_is_described_by_its_name(colours):
     gone = call("describe", "colours", f"path={colours / 'nowhere'}")
     assert gone.exit_code == 2
     assert f"data colours: there is no picture to train on in {colours / 'nowhere'}" in gone.output.replace("\n", "")
+    Examples({"label": np.array([0, 10**9])}).save(colours / "odd" / "train")
+    odd = call("describe", "packed", f"path={colours / 'odd'}")
+    assert odd.exit_code == 2
+    assert "data packed: " in odd.output
     assert "partition: is a recipe's to say" in call("prepare", "colours", "partition=iid").output
 
 

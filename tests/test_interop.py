@@ -163,6 +163,14 @@ def test_partitions_and_rows_that_are_not_there_are_refused(flwr):
             partitioner.load_partition(missing)
 
 
+def test_numbers_that_stand_for_names_are_given_by_name(flwr):
+    data = Examples({"label": np.array([0, 1, 0]), "user": np.array([1, 0, 1])}, categories={"user": np.array(["ann", "bob"])})
+    partitioner = partitioner_from(Assignment.pooled(3))
+    assignment_from(partitioner, data)
+    assert list(partitioner.dataset["user"][:]) == ["bob", "ann", "bob"]
+    assert list(partitioner.dataset["label"][:]) == [0, 1, 0]
+
+
 def test_clients_that_hold_nothing_stay(flwr):
     clients = Assignment(np.array([0, 0, 2, 2]), np.array([5, 3]))
     back = assignment_from(partitioner_from(clients), DATA)

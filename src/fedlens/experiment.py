@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from fedlens.algorithms.local_work import Plan
 from fedlens.algorithms.schedules import learning_rate
-from fedlens.data import IID, Federation, Natural, Population, federate, mean_earth_movers_distance
+from fedlens.data import IID, Federation, Natural, Partition, Population, federate, mean_earth_movers_distance
 from fedlens.data.population import Indices
+from fedlens.data.sources import Sources
 from fedlens.engines import Engine, Lanes, Report, Sequential, choose, repeatable_layers
 from fedlens.recipe import Data, Recipe, RecipeError
 from fedlens.state import State
@@ -265,7 +266,7 @@ def population_in(data: Data, seed: int = 0) -> Population:
         sources = data.source.load()
         own = Natural() if "client" in sources.train.columns else IID(clients=1)
         partition = data.partition if "partition" in data.model_fields_set else own
-        return federate(sources, partition, data.validation, seed, data.test, data.aside)
+        return _federated(sources, partition, data, seed)
 
 
 def _population_of(recipe: Recipe) -> Population:
@@ -273,8 +274,11 @@ def _population_of(recipe: Recipe) -> Population:
         raise RecipeError("data: is missing: name a source, or give train() a population")
     sources = recipe.data.source.load()
     recipe.task.facts(sources.train)  # a partition may go by the labels, and would only stumble over bad ones
-    data = recipe.data
-    return federate(sources, data.partition, data.validation, recipe.seed, data.test, data.aside)
+    return _federated(sources, recipe.data.partition, recipe.data, recipe.seed)
+
+
+def _federated(sources: Sources, partition: Partition, data: Data, seed: int) -> Population:
+    return federate(sources, partition, data.validation, seed, data.test, data.aside, data.shift)
 
 
 def _device(name: str) -> torch.device:

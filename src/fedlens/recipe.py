@@ -20,7 +20,7 @@ from fedlens.algorithms.local_work import LOCAL_WORK, Epochs, LocalWork
 from fedlens.algorithms.samplers import SAMPLERS, All, Sampler, Uniform
 from fedlens.algorithms.server_rules import SERVER_RULES, ServerRule, ServerSGD
 from fedlens.data import IID, PARTITIONS, SOURCES, Partition, Source
-from fedlens.data.partitions import Aside
+from fedlens.data.partitions import Aside, Shift
 from fedlens.engines import EngineName, Precision
 from fedlens.models import MODELS, create_model
 from fedlens.registry import BadSettings, Block, WrittenFloat, WrittenInt, chosen_from, nearest
@@ -37,8 +37,8 @@ class RecipeError(ValueError):
 
 
 class Data(Block):
-    """Which examples there are, who holds them, and the shares that are kept aside for validation and test: of every client's
-    examples, or of the clients.
+    """Which examples there are, who holds them, the shares that are kept aside for validation and test (of every client's
+    examples, or of the clients), and whether clients' images look different.
     """
 
     source: Annotated[Source, chosen_from(SOURCES)]
@@ -46,6 +46,7 @@ class Data(Block):
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
     test: Annotated[float, Field(ge=0, lt=1)] = 0.0
     aside: Aside = "examples"
+    shift: Shift | None = None
 
     @model_validator(mode="after")
     def _something_is_left(self) -> Data:

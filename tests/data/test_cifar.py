@@ -64,7 +64,7 @@ def hundred(tmp_path) -> Path:
 def test_cifar_10_is_read_as_torchvision_reads_it(ten, monkeypatch, itself):
     monkeypatch.setattr(torchvision.datasets.CIFAR10, "_check_integrity", lambda self: True)  # it knows the official files' digests
     monkeypatch.setattr(torchvision.datasets.CIFAR10, "_load_meta", lambda self: None)
-    sources = CIFAR10(path=ten if itself else ten.parent).load()
+    sources = CIFAR10(path=ten if itself else ten.parent, expect="any").load()
     for examples, training in ((sources.train, True), (sources.test, False)):
         theirs = torchvision.datasets.CIFAR10(ten.parent, train=training)
         np.testing.assert_array_equal(examples.column("image"), theirs.data)
@@ -73,7 +73,7 @@ def test_cifar_10_is_read_as_torchvision_reads_it(ten, monkeypatch, itself):
 
 
 def test_cifar_100_has_fine_and_coarse_labels(hundred):
-    sources = CIFAR100(path=hundred.parent).load()
+    sources = CIFAR100(path=hundred.parent, expect="any").load()
     content = pickle.loads((hundred / "train").read_bytes(), encoding="bytes")
     assert sources.train.column("label").tolist() == content[b"fine_labels"]
     assert sources.train.column("coarse_label").tolist() == content[b"coarse_labels"]
@@ -81,11 +81,30 @@ def test_cifar_100_has_fine_and_coarse_labels(hundred):
     np.testing.assert_array_equal(sources.train.column("image")[3], np.stack([red, green, blue], -1))
 
 
+def test_other_than_the_official_counts_are_refused_unless_they_are_expected(ten, hundred, monkeypatch):
+    for source, path, counts in ((CIFAR10, ten, {"train": 40, "test": 8}), (CIFAR100, hundred, {"train": 9, "test": 9})):
+        found = (
+            rf"{counts['train']} train pictures instead of 50,000, {counts['test']} test pictures instead of 10,000; .*expect=any"
+        )
+        with pytest.raises(ValueError, match=found):
+            source(path=path).load()
+        monkeypatch.setattr("fedlens.data.sources.cifar.PUBLISHED", counts)
+        assert len(source(path=path).load().train) == counts["train"]
+        monkeypatch.undo()
+
+
+def test_the_files_are_there_where_they_are_read(ten, hundred, tmp_path):
+    for source, folder in ((CIFAR10, ten), (CIFAR100, hundred)):
+        assert source.is_in(tmp_path)
+        assert source.is_in(folder)
+        assert not source.is_in(tmp_path / "elsewhere")
+
+
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_pickles_of_any_age_are_read(ten, protocol):
     content = pickle.loads((ten / "test_batch").read_bytes(), encoding="bytes")
     (ten / "test_batch").write_bytes(pickle.dumps(content, protocol=protocol))
-    np.testing.assert_array_equal(CIFAR10(path=ten).load().test.column("label"), content[b"labels"])
+    np.testing.assert_array_equal(CIFAR10(path=ten, expect="any").load().test.column("label"), content[b"labels"])
 
 
 class Malicious:
@@ -99,7 +118,7 @@ class Malicious:
 def test_a_pickle_that_runs_code_is_refused_and_runs_none(ten, tmp_path):
     write(ten / "data_batch_3", {b"data": Malicious(tmp_path / "canary")})
     with pytest.raises(ValueError, match=r"data_batch_3 is no CIFAR file: it asks for .*exec"):
-        CIFAR10(path=ten).load()
+        CIFAR10(path=ten, expect="any").load()
     assert not (tmp_path / "canary").exists()
 
 
@@ -117,7 +136,7 @@ def test_what_is_no_batch_is_refused_and_named(ten, what):
     content, message = BROKEN[what]
     write(ten / "data_batch_2", content)
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
-        CIFAR10(path=ten).load()
+        CIFAR10(path=ten, expect="any").load()
     assert str(ten / "data_batch_2") in str(caught.value)
 
 
@@ -125,17 +144,17 @@ def test_files_that_are_torn_or_missing_are_named(ten):
     file = ten / "data_batch_4"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ValueError, match=rf"{file} cannot be read as a pickle .*truncated"):
-        CIFAR10(path=ten).load()
+        CIFAR10(path=ten, expect="any").load()
     file.unlink()
     with pytest.raises(FileNotFoundError, match=rf"data\.source\.path: {file} is missing"):
-        CIFAR10(path=ten).load()
+        CIFAR10(path=ten, expect="any").load()
     with pytest.raises(FileNotFoundError, match=r"CIFAR100\(PATH, download=True\)"):
-        CIFAR100(path=ten.parent).load()
+        CIFAR100(path=ten.parent, expect="any").load()
 
 
 def test_a_recipe_trains_on_it(ten, quiet):
     changes = [
-        "data.source={name: cifar10, path: " + str(ten.parent) + "}",
+        "data.source={name: cifar10, expect: any, path: " + str(ten.parent) + "}",
         "data.partition.clients=4",
         "cohort_size=2",
         "rounds=1",

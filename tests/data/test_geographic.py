@@ -10,8 +10,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fedlens.data import Examples
+from fedlens.data import Examples, federate
 from fedlens.data.partitions import PARTITIONS, Geographic, GroupedNatural, grouped_natural, natural, s2_adaptive, s2_cells
+from fedlens.data.sources import Sources
 
 GOLDEN = [  # computed with s2cell, whose own tests are those of Google's library
     (-10.490091, 105.641318, 3383782026967071427, "3 2ec 2ef5 2ef59b 2ef59bd352b93ac3"),
@@ -218,3 +219,17 @@ def test_groups_of_one_are_the_natural_clients():
 def test_groups_that_cannot_be_are_refused(size, mode, message):
     with pytest.raises(ValueError, match=message):
         grouped_natural(IDS, size, mode)
+
+
+@pytest.mark.parametrize("mode", ["allow-smaller", "allow-bigger", "drop-remainder", "strict"])
+def test_evaluation_sets_are_grouped_by_their_own_ids_and_all_of_them_count(mode):
+    partition = GroupedNatural(column="user", group_size=2, mode=mode)
+    test = Examples({"user": np.array(["z", "x", "y", "x"])})
+    clients = partition.group(test)
+    assert clients.names == ["x…y", "z"]
+    assert [sorted(clients.of_client(k).tolist()) for k in (0, 1)] == [[1, 2, 3], [0]]
+    train = Examples({"user": np.array(list("aabbcd"))})
+    population = federate(Sources(train, test=test), partition)
+    assert population.test is not None
+    assert population.test.clients.names == ["x…y", "z"]
+    assert partition.group(Examples({"label": np.zeros(3)})).names == ["all"]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from fedlens.data import (
     IID,
@@ -16,6 +17,7 @@ from fedlens.data import (
     Federation,
     HsuDirichlet,
     Natural,
+    Pachinko,
     Pathological,
     Quantity,
     Shards,
@@ -361,3 +363,48 @@ def test_validation_and_test_are_kept_aside_of_every_client_or_of_the_clients(as
 def test_some_client_is_left_to_train():
     with pytest.raises(ValueError, match="none is left to train"):
         federate(Sources(Examples({"label": np.zeros(4, dtype=np.int64)})), IID(clients=2), validation=0.8, aside="clients")
+
+
+@pytest.mark.parametrize("part", [ClassDirichlet, FedCVLDA])
+def test_more_than_there_is_is_refused_at_once(part, monkeypatch):
+    monkeypatch.setattr("fedlens.data.partitions.dirichlet.RETRIES", 0)  # whoever draws ends with another error
+    data = Examples({"label": LABELS})
+    with pytest.raises(ValueError, match="cannot divide 50,000 examples among 100 clients: each needs 501 at least"):
+        part(clients=100, least=501).assign(data, seed=0)
+    with pytest.raises(ValueError, match="0 draws gave no partition"):
+        part(clients=100, least=500).assign(data, seed=0)
+    with pytest.raises(ValueError, match="cannot divide 40 examples among 5 clients: each needs 10 at least"):  # −1 are nobody's
+        class_dirichlet(np.repeat([-1, 0], [60, 40]), 5, 1.0, np.random.default_rng(0), least=10)
+
+
+def test_quantities_of_any_skew_are_numbers():
+    data = Examples({"label": LABELS})
+    for law in ("dirichlet", "lognormal", "power"):
+        for skew in (1e-300, 1e3, 1e6):
+            divided(Quantity(clients=50, law=law, skew=skew).assign(data, seed=1), 50_000)
+        with pytest.raises(ValidationError, match="less than or equal"):
+            Quantity(law=law, skew=1e308)
+    largest = Quantity(clients=50, law="lognormal", skew=1e3).assign(data, seed=1).sizes.max()
+    assert largest == 50_000 - 49
+
+
+LABELLED = [
+    HsuDirichlet(clients=2),
+    ClassDirichlet(clients=2, least=0),
+    FedCVLDA(clients=2, least=0),
+    Pachinko(clients=2, size=2),
+]
+
+
+@pytest.mark.parametrize("partition", LABELLED, ids=lambda partition: partition.name)
+@pytest.mark.parametrize("wrong", [-1, -2, 10**9])
+def test_labels_that_are_no_classes_are_named(partition, wrong):
+    labels = np.array([0, 1, 2, 0, 1, wrong, 2, 1])
+    with pytest.raises(ValueError, match=f"example 5 has the label {wrong}: classes are counted from 0, up to 999,999"):
+        partition.assign(Examples({"label": labels, "coarse_label": np.zeros(8, dtype=np.int64)}), seed=0)
+
+
+def test_groups_of_classes_are_counted_from_nought_too():
+    data = Examples({"label": np.zeros(8, dtype=np.int64), "coarse_label": np.full(8, -1)})
+    with pytest.raises(ValueError, match="example 0 has the label -1"):
+        Pachinko(clients=2, size=2).assign(data, seed=0)

@@ -31,7 +31,7 @@ def raw(tmp_path) -> Path:
 
 
 def load(raw: Path):
-    return FashionMNIST(path=raw.parent.parent).load()
+    return FashionMNIST(path=raw.parent.parent, expect="any").load()
 
 
 def test_fashion_mnist_is_read_as_torchvision_reads_it(raw):
@@ -43,6 +43,13 @@ def test_fashion_mnist_is_read_as_torchvision_reads_it(raw):
         np.testing.assert_array_equal(examples.column("label"), theirs.targets.numpy())
         assert list(examples.class_names) == theirs.classes
         assert not examples.column("image").flags.owndata  # mapped, not read
+
+
+def test_other_than_the_published_counts_are_refused_unless_they_are_expected(raw, monkeypatch):
+    with pytest.raises(ValueError, match=r"Fashion-MNIST: 12 train pictures instead of 60,000, 5 test pictures instead of 10,000"):
+        FashionMNIST(path=raw.parent.parent).load()
+    monkeypatch.setattr("fedlens.data.sources.fashion_mnist.PUBLISHED", {"train": 12, "test": 5})
+    assert len(FashionMNIST(path=raw.parent.parent).load().train) == 12
 
 
 @pytest.mark.parametrize("missing", ["train-images-idx3-ubyte", "t10k-labels-idx1-ubyte"])

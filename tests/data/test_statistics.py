@@ -224,3 +224,17 @@ def test_many_clients_are_described_at_once(columns):
     found = describe(Population(Federation(Examples({columns: values}), clients)))
     assert time.perf_counter() - start < 2
     assert sum(found["label_counts"].values()) == (values.sum() if columns == "labels" else 400_000)
+
+
+@pytest.mark.parametrize("wrong", [-1, 10**9])
+def test_labels_that_are_no_classes_are_refused_by_name(wrong):
+    data = Examples({"label": np.array([0, 3, wrong, 1])})
+    with pytest.raises(ValueError, match=f"example 2 has the label {wrong}: classes are counted from 0"):
+        describe(Population(Federation.pooled(data)))
+
+
+def test_a_column_of_more_classes_than_have_names_is_counted_in_full():
+    data = Examples({"group": np.array([0, 4, 4, 1])}, class_names=("cat", "dog"))
+    counts = LabelCounts.of(Federation(data, Assignment(np.array([0, 2, 4]), np.arange(4))), ["group"])
+    assert counts.per_label.tolist() == [1, 1, 0, 0, 2]
+    assert counts.per_client.tolist() == [2, 2]

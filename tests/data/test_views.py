@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedlens.data import Assignment, Examples, Partition, federate
 from fedlens.data.partitions.views import blurred, divide, noisy, recoloured, rotated
+from fedlens.data.sources import Sources
 
 CLIENTS = np.arange(60) % 20
 SHIFTS = {
@@ -121,3 +123,29 @@ def test_noise_is_normal_with_a_deviation_of_the_client_s_and_anew_for_each_exam
     assert (abs(loud) < 1).mean() == pytest.approx(0.6827, abs=0.02)
     some = [7, 300, 12]
     assert np.array_equal(noisy(grey[some], client[some], example[some], 0, most=30.0).astype(float) - 128, shifted[some])
+
+
+@pytest.mark.parametrize("shift", ["rotated", "recoloured", "blurred", "noisy"])
+def test_a_recipe_s_shift_changes_what_clients_hold_and_nothing_else(shift, monkeypatch):
+    monkeypatch.setattr("fedlens.data.partitions.views.TOGETHER", 7)
+    images = np.random.default_rng(0).integers(0, 256, (40, 6, 6, 3), dtype=np.uint8)
+    data, test = (Examples({"image": images, "label": np.arange(40) % 4}) for _ in range(2))
+    client = np.repeat([0, 1, 2, -1], 10)
+    held = Assignment.from_clients(client, 3)
+
+    class Given(Partition):
+        def assign(self, data: Examples, seed: int) -> Assignment:
+            return held
+
+    population = federate(Sources(data, test=test), Given(), validation=0.2, seed=5, shift=shift)
+    found = population.data.column("image")
+    assert population.validation.data is population.train.data
+    assert population.test.data is test
+    np.testing.assert_array_equal(data.column("image"), images)  # what was given is not touched
+    np.testing.assert_array_equal(found[30:], images[30:])
+    for k in range(3):
+        ids = held.of_client(k)
+        of = np.full(len(ids), k)
+        alone = noisy(images[ids], of, ids, 5) if shift == "noisy" else SHIFTS[shift](images[ids], of, 5)
+        np.testing.assert_array_equal(found[ids], alone)
+    assert (found[:30] != images[:30]).any()

@@ -45,7 +45,10 @@ def describe_data(
     """
     with errors(), Terminal(stderr=True).status("reading the data") as status:
         population, partition, seed, columns = named(name, overrides or [])
-        found = describe(population, columns)
+        try:
+            found = describe(population, columns)
+        except ValueError as error:
+            raise RecipeError(f"data {name}: {error}") from error
         if html or figures:
             status.update("drawing")
             draw(population, found, partition, seed, columns, html, figures)

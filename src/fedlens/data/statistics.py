@@ -14,6 +14,7 @@ from scipy.spatial.distance import pdist
 
 from fedlens import random
 from fedlens.data.examples import Examples
+from fedlens.data.partitions.base import require_classes
 from fedlens.data.population import Federation, Indices, Population
 
 QUANTILES = {"min": 0.0, "q10": 0.1, "q25": 0.25, "median": 0.5, "q75": 0.75, "q90": 0.9, "max": 1.0}
@@ -250,7 +251,10 @@ def _holds_labels(values: NDArray[Any]) -> bool:
 
 
 def _classes(data: Examples, values: NDArray[Any]) -> int:
-    return int(values.shape[1]) if values.ndim == 2 else len(data.class_names) or int(values.max(initial=0)) + 1
+    if values.ndim == 2:
+        return int(values.shape[1])
+    require_classes(values)
+    return max(len(data.class_names), int(values.max(initial=0)) + 1)
 
 
 def _names(data: Examples, classes: int) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ def assignment_from(partitioner: Any, data: Examples | None = None) -> Assignmen
     if data is not None:
         if partitioner.is_dataset_assigned():
             raise ValueError(f"this {kind} has data already: make a new one for {data.name}, or leave `data` out")
-        columns = {name: np.asarray(values) for name, values in data.columns.items() if values.ndim == 1 and name != ROW}
+        columns = {name: np.asarray(data.named(name)) for name in data.columns if data.columns[name].ndim == 1 and name != ROW}
         partitioner.dataset = _module("datasets").Dataset.from_dict({**columns, ROW: np.arange(len(data))})
     elif not partitioner.is_dataset_assigned():
         raise ValueError(f"this {kind} has no data to divide: pass `data`")

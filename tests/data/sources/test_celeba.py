@@ -151,3 +151,10 @@ def test_an_attribute_that_is_neither_one_nor_minus_one_is_refused(folder):
     (folder / "list_attr_celeba.txt").write_text("\n".join(lines))
     with pytest.raises(ValueError, match=r"000003\.jpg has an attribute that is neither 1 nor −1"):
         source(folder).listings()
+
+
+def test_the_files_are_there_where_they_are_read(folder):
+    for place in (folder, folder.parent):
+        assert CelebA.is_in(place)
+    (folder / "identity_CelebA.txt").unlink()
+    assert not CelebA.is_in(folder)

@@ -167,3 +167,18 @@ def test_every_box_is_found_again_in_the_row_of_its_picture_in_the_order_given(l
         assert columns["box_label"][picture][held].tolist() == label[mine].tolist()
         assert columns["label_counts"][picture].tolist() == np.bincount(label[mine], minlength=3).tolist()
     assert columns["box_label"].shape[1] == max(1, np.bincount(row, minlength=1).max(initial=0))
+
+
+@pytest.mark.parametrize("place", ["", "coco", "COCO"])
+@pytest.mark.parametrize("pictures", ["", "images"])
+def test_coco_is_there_where_it_is_read(coco, tmp_path, place, pictures):
+    top = tmp_path / "top"
+    for name in ("annotations", "train2017", "val2017"):
+        target = top / place / ("" if name == "annotations" else pictures) / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (coco / name).rename(target)
+    assert COCO.is_in(top)
+    assert COCO.is_in(top / place)
+    assert COCO(path=top, expect="any").listings()
+    (top / place / pictures / "val2017").rename(top / "elsewhere")
+    assert not COCO.is_in(top)

@@ -52,15 +52,55 @@ def test_one_folder_is_all_for_training(tmp_path):
 
 
 @pytest.mark.parametrize("validation", ["validation", "val", "valid"])
-def test_splits_are_folders_and_what_lies_beside_them_is_left_alone(tmp_path, validation):
-    found = listings(
-        folder_of(tmp_path, "train/cat/a.png", "train/dog/b.png", f"{validation}/dog/c.png", "test/cat/d.png", "more/e.png")
-    )
+def test_splits_are_folders_beside_which_may_lie_what_is_no_picture(tmp_path, validation):
+    folder = folder_of(tmp_path, "train/cat/a.png", "train/dog/b.png", f"{validation}/dog/c.png", "test/cat/d.png", ".more/e.png")
+    (folder / "notes").mkdir()
+    (folder / "notes" / "README").write_text("no picture")
+    found = listings(folder)
     assert {split: labels(listing) for split, listing in found.items()} == {
         "train": {"train/cat/a.png": "cat", "train/dog/b.png": "dog"},
         "validation": {f"{validation}/dog/c.png": "dog"},
         "test": {"test/cat/d.png": "cat"},
     }
+
+
+@pytest.mark.parametrize("beside", ["car/x/1.png", "Test/1.png", "bus/deep/down/1.jpg"])
+def test_a_class_called_train_is_not_taken_for_a_split_beside_which_others_are_passed_over(tmp_path, beside):
+    message = rf"has the splits train, but {beside} lies in none of them: if 'train' is a class like the others, put all"
+    with pytest.raises(ValueError, match=message):
+        listings(folder_of(tmp_path, "train/x/1.png", beside))
+
+
+def test_a_link_back_to_where_it_lies_adds_nothing(tmp_path):
+    folder = folder_of(tmp_path, "cat/a.png", "dog/b.png", "dog/deep/c.png")
+    (folder / "cat" / "all").symlink_to(folder)
+    (folder / "dog" / "deep" / "up").symlink_to(folder / "dog")
+    found = labels(listings(folder)["train"])
+    in_circles = [file for file in found if file.count("dog/") > 1 or file.count("cat/") > 1]
+    assert not in_circles
+    assert {"cat/a.png", "dog/b.png", "dog/deep/c.png"} <= found.keys()
+
+
+def test_folders_that_link_to_each_other_are_no_endless_way(tmp_path):
+    folder = folder_of(tmp_path, "cat/a.png", "dog/b.png")
+    (folder / "cat" / "dogs").symlink_to(folder / "dog")
+    (folder / "dog" / "cats").symlink_to(folder / "cat")
+    assert labels(listings(folder)["train"]) == {
+        "cat/a.png": "cat",
+        "cat/dogs/b.png": "cat",
+        "dog/b.png": "dog",
+        "dog/cats/a.png": "dog",
+    }
+
+
+def test_two_clients_may_link_to_the_same_pictures(tmp_path):
+    folder = folder_of(tmp_path / "data", "ann/cat/a.png")
+    picture(tmp_path / "shared" / "b.png")
+    for client in ("ann", "bob"):
+        (folder / client).mkdir(exist_ok=True)
+        (folder / client / "dog").symlink_to(tmp_path / "shared")
+    found = clients(listings(folder, layout="client/class")["train"])
+    assert found == {"ann/cat/a.png": "ann", "ann/dog/b.png": "ann", "bob/dog/b.png": "bob"}
 
 
 def test_two_folders_of_the_same_split_are_refused(tmp_path):

@@ -354,3 +354,26 @@ def test_metadata_that_are_missing_are_named(tmp_path):
     (tmp_path / "val2017_locations.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"val2017_locations.json is missing under .*inat2017_locations.zip"):
         raw(tmp_path).listings()
+
+
+@pytest.mark.parametrize("place", ["", "tables", "deep/down"])
+@pytest.mark.parametrize("archive", [False, True])
+def test_the_files_are_there_where_they_are_read(folder, place, archive):
+    assert not INaturalist.is_in(folder)
+    (folder / place).mkdir(parents=True, exist_ok=True)
+    if archive:
+        bundle(folder / place / "inaturalist-user-120k.zip", "federated_train_user_120k.csv", train_csv(USER), csv_of_test())
+    else:
+        write_tff(folder / place)
+    assert INaturalist.is_in(folder)
+    assert source(folder).listings()
+    assert not INaturalistRaw.is_in(folder)
+    assert not INaturalist.is_in(folder / "train_val_images")
+
+
+def test_the_raw_files_are_there_unpacked_or_not(folder):
+    names = ["train2017.json", "val2017_locations.json", "train2017_locations.json", "train_val2017.zip"]
+    for name in names:
+        assert not INaturalistRaw.is_in(folder)
+        (folder / name).touch()
+    assert INaturalistRaw.is_in(folder)

@@ -314,3 +314,23 @@ def test_metadata_that_are_wrong_or_missing_are_named(tmp_path):
     (tmp_path / "train_attribution.csv").unlink()
     with pytest.raises(FileNotFoundError, match=r"data\.source\.path: train_attribution.csv is missing under"):
         LandmarksRaw(path=tmp_path).listings()
+
+
+@pytest.mark.parametrize("place", ["", "tables", "deep/down"])
+@pytest.mark.parametrize("flat", [True, False])
+def test_the_files_are_there_where_they_are_read(tmp_path, place, flat):
+    (tmp_path / place).mkdir(parents=True, exist_ok=True)
+    write_tables(tmp_path / place)
+    assert not Landmarks.is_in(tmp_path)  # there are no pictures
+    write_pictures(tmp_path, flat)
+    assert Landmarks.is_in(tmp_path)
+    assert source(tmp_path).listings()
+    assert not LandmarksRaw.is_in(tmp_path)
+    assert not Landmarks.is_in(tmp_path / "nowhere")
+
+
+def test_pictures_are_not_walked_through_for_tables(tmp_path):
+    for folder in ("images/user", "a/user"):
+        (tmp_path / folder).mkdir(parents=True)
+        write_tables(tmp_path / folder)
+    assert not Landmarks.is_in(tmp_path)

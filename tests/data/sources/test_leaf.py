@@ -189,3 +189,16 @@ def test_wrong_classes_and_pictures_of_celeba_are_refused(celeba, user, message)
     write(celeba / "celeba/data/train/all_data_train_9.json", {"17": user})
     with pytest.raises(ValueError, match=message):
         LEAFCelebA(path=celeba).listings()
+
+
+@pytest.mark.parametrize("place", ["", "femnist", "femnist/data"])
+def test_the_files_are_there_where_they_are_read(femnist, celeba, place):
+    assert LEAFFEMNIST.is_in(femnist / place)
+    assert LEAFCelebA.is_in(celeba / place.replace("femnist", "celeba"))
+    assert not LEAFCelebA.is_in(femnist / "femnist" / "data")  # no portraits are beside
+
+
+def test_pictures_that_were_prepared_are_no_files_of_leaf(tmp_path):
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "examples.json").write_text("{}")
+    assert not LEAFFEMNIST.is_in(tmp_path)

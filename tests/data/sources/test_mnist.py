@@ -10,7 +10,7 @@ import pytest
 import torchvision
 
 from fedlens.data.sources.characters import CHARACTERS, character_examples, inked, mean_and_deviation
-from fedlens.data.sources.mnist import CLASSES, EMNIST, MNIST
+from fedlens.data.sources.mnist import CLASSES, EMNIST, MNIST, PUBLISHED
 
 GENERATOR = np.random.default_rng(0)
 
@@ -33,7 +33,7 @@ def write_emnist(path: Path, split: str, labels: list[int]) -> None:
 def test_mnist_is_read_as_torchvision_reads_it(tmp_path):
     write(tmp_path / "MNIST" / "raw", "train", [5, 0, 9, 3])
     write(tmp_path / "MNIST" / "raw", "t10k", [7, 2])
-    sources = MNIST(path=tmp_path).load()
+    sources = MNIST(path=tmp_path, expect="any").load()
     for examples, train in ((sources.train, True), (sources.test, False)):
         theirs = torchvision.datasets.MNIST(tmp_path, train=train)
         np.testing.assert_array_equal(examples.column("image")[..., 0], theirs.data.numpy())
@@ -46,14 +46,14 @@ def test_mnist_is_read_as_torchvision_reads_it(tmp_path):
 def test_the_path_may_be_the_folder_of_the_files_itself(tmp_path, place):
     write(tmp_path / "MNIST" / "raw", "train", [5, 0])
     write(tmp_path / "MNIST" / "raw", "t10k", [7])
-    assert len(MNIST(path=tmp_path / place).load().train) == 2
+    assert len(MNIST(path=tmp_path / place, expect="any").load().train) == 2
 
 
 @pytest.mark.parametrize("split", ["byclass", "bymerge", "balanced", "digits", "mnist"])
 def test_emnist_stands_upright_and_its_classes_are_torchvisions(tmp_path, split):
     last = len(CLASSES[split]) - 1
     write_emnist(tmp_path, split, [0, last, 1])
-    sources = EMNIST(path=tmp_path, split=split).load()
+    sources = EMNIST(path=tmp_path, split=split, expect="any").load()
     for examples, train in ((sources.train, True), (sources.test, False)):
         theirs = torchvision.datasets.EMNIST(tmp_path, split, train=train)
         np.testing.assert_array_equal(examples.column("image")[..., 0], theirs.data.numpy().transpose(0, 2, 1))
@@ -63,7 +63,7 @@ def test_emnist_stands_upright_and_its_classes_are_torchvisions(tmp_path, split)
 
 def test_letters_of_emnist_count_from_nought(tmp_path):
     write_emnist(tmp_path, "letters", [1, 26, 3])
-    train = EMNIST(path=tmp_path, split="letters").load().train
+    train = EMNIST(path=tmp_path, split="letters", expect="any").load().train
     assert train.column("label").tolist() == [0, 25, 2]
     names = torchvision.datasets.EMNIST(tmp_path, "letters", train=True).classes
     assert train.class_names == tuple(names[1:])
@@ -72,22 +72,59 @@ def test_letters_of_emnist_count_from_nought(tmp_path):
 def test_a_class_that_a_split_does_not_have_is_an_error(tmp_path):
     write_emnist(tmp_path, "letters", [0, 26])
     with pytest.raises(ValueError, match=r"labels must lie in 0…25; found -1"):
-        EMNIST(path=tmp_path, split="letters").load()
+        EMNIST(path=tmp_path, split="letters", expect="any").load()
 
 
 def test_a_missing_file_says_where_it_belongs_and_who_puts_it_there(tmp_path):
     missing = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
     with pytest.raises(FileNotFoundError, match=rf"data\.source\.path: {missing} is missing \(torchvision\.datasets\.MNIST\("):
-        MNIST(path=tmp_path).load()
+        MNIST(path=tmp_path, expect="any").load()
     write_emnist(tmp_path, "digits", [1])
     with pytest.raises(FileNotFoundError, match=r"EMNIST/raw/emnist-balanced-train-images-idx3-ubyte is missing"):
-        EMNIST(path=tmp_path).load()
+        EMNIST(path=tmp_path, expect="any").load()
 
 
 def test_about_knows_when_the_files_are_there(tmp_path):
     assert not EMNIST.is_in(tmp_path)
     write_emnist(tmp_path, "balanced", [1])
-    assert EMNIST.is_in(tmp_path)
+    assert not MNIST.is_in(tmp_path)
+    for part in ("train", "t10k"):
+        write(tmp_path / "MNIST" / "raw", part, [1])
+    for source in (EMNIST, MNIST):
+        for place in ("", f"{source.__name__}", f"{source.__name__}/raw"):
+            assert source.is_in(tmp_path / place)
+
+
+def test_other_than_the_published_counts_are_refused_unless_they_are_expected(tmp_path):
+    for part in ("train", "t10k"):
+        write(tmp_path / "MNIST" / "raw", part, [1] * len(part))
+    with pytest.raises(ValueError, match=r"MNIST: 5 train pictures instead of 60,000, 4 test pictures instead of 10,000"):
+        MNIST(path=tmp_path).load()
+
+
+@pytest.mark.parametrize(
+    ("split", "train", "test"),
+    [
+        ("byclass", "697,932", "116,323"),
+        ("bymerge", "697,932", "116,323"),
+        ("balanced", "112,800", "18,800"),
+        ("letters", "124,800", "20,800"),
+        ("digits", "240,000", "40,000"),
+        ("mnist", "60,000", "10,000"),
+    ],
+)
+def test_every_split_of_emnist_has_its_counts(tmp_path, split, train, test):
+    write_emnist(tmp_path, split, [1, 2])
+    with pytest.raises(
+        ValueError, match=f"EMNIST {split}: 2 train pictures instead of {train}, 2 test pictures instead of {test}; .*expect=any"
+    ):
+        EMNIST(path=tmp_path, split=split).load()
+
+
+def test_the_published_counts_are_taken(tmp_path, monkeypatch):
+    write_emnist(tmp_path, "letters", [1, 2])
+    monkeypatch.setitem(PUBLISHED, "letters", (2, 2))
+    assert len(EMNIST(path=tmp_path, split="letters").load().test) == 2
 
 
 def test_characters_are_those_of_emnist_in_its_order():

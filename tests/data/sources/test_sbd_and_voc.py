@@ -311,3 +311,14 @@ def test_a_missing_annotation_is_named(voc):
     (voc / "Annotations" / "2007_000039.xml").unlink()
     with pytest.raises(FileNotFoundError, match=r"2007_000039\.xml is missing \(unpack VOCtrainval"):
         small(VOC, voc, protocol="detection").listings()
+
+
+@pytest.mark.parametrize("name", ["sbd", "voc"])
+def test_the_files_are_there_where_they_are_read(name, request):
+    source, top = (SBD, "cls") if name == "sbd" else (VOC, "JPEGImages")
+    folder = request.getfixturevalue(name)
+    for place in (folder, folder.parent, folder.parent.parent):
+        assert source.is_in(place)
+    (folder / top).rename(folder / "elsewhere")
+    assert not source.is_in(folder)
+    assert not source.is_in(folder / "nowhere")

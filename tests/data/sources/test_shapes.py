@@ -265,3 +265,7 @@ def test_shapes_can_be_told_apart_by_a_small_network():
             optimiser.step()
     image, label = tensors(sources.test)
     assert (network(image).argmax(1) == label).float().mean() > 0.5  # a tenth by chance
+
+
+def test_fine_labels_have_their_names():
+    assert Shapes(users=10, images=100).load().train.categories["fine_labels"].tolist() == list(FINE)

@@ -367,3 +367,24 @@ def test_rows_of_other_lengths_whose_sum_is_right_are_found():
 def test_no_bytes_make_the_reader_fail_in_an_unknown_way(content):
     with contextlib.suppress(ValueError):
         features(content)
+
+
+@pytest.mark.parametrize("place", ["", "tff"])
+@pytest.mark.parametrize(
+    ("source", "file"),
+    [
+        (TFFCIFAR100, "cifar100.sqlite"),
+        (TFFCIFAR100, "fed_cifar100_train.h5"),
+        (TFFEMNIST, "emnist_all.sqlite.lzma"),
+        (TFFEMNIST, "fed_emnist_train.h5"),
+        (TFFCelebA, "celeba.sqlite.lzma"),
+    ],
+)
+def test_the_files_are_there_where_they_are_read(tmp_path, place, source, file):
+    (tmp_path / place).mkdir(exist_ok=True)
+    for missing in (f"{file}.part", f"other/{file}"):  # of a download, or where nobody looks
+        (tmp_path / place / missing).parent.mkdir(exist_ok=True)
+        (tmp_path / place / missing).touch()
+    assert not source.is_in(tmp_path)
+    (tmp_path / place / file).touch()
+    assert source.is_in(tmp_path)

@@ -25,6 +25,7 @@ from fedlens.data.partitions.multilabel import (
 from fedlens.data.partitions.published import Published
 from fedlens.data.partitions.quantity import Quantity
 from fedlens.data.partitions.shards import Pathological, Shards, pathological, shards
+from fedlens.data.partitions.views import Shift
 
 __all__ = [
     "IID",
@@ -46,6 +47,7 @@ __all__ = [
     "Quantity",
     "RarestClassLDA",
     "Shards",
+    "Shift",
     "class_dirichlet",
     "coco_greedy",
     "dominant_class",

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from fedlens import random
 from fedlens.data.examples import Examples
+from fedlens.data.partitions.views import Shift, shifted
 from fedlens.data.population import Assignment, Federation, Indices, Population
 from fedlens.data.sources.base import Sources
 from fedlens.registry import Part, Registry
@@ -17,6 +18,8 @@ from fedlens.registry import Part, Registry
 PARTITIONS: Registry[type[Partition]] = Registry("partition")
 
 Aside: TypeAlias = Literal["examples", "clients"]
+MOST_CLASSES = 10**6  # tables have a column for each
+
 Clients = Annotated[int, Field(ge=1, le=10**8)]
 
 
@@ -72,13 +75,21 @@ class Natural(Partition):
 
 
 def federate(
-    sources: Sources, partition: Partition, validation: float = 0.0, seed: int = 0, test: float = 0.0, aside: Aside = "examples"
+    sources: Sources,
+    partition: Partition,
+    validation: float = 0.0,
+    seed: int = 0,
+    test: float = 0.0,
+    aside: Aside = "examples",
+    shift: Shift | None = None,
 ) -> Population:
     """Divide a data set's training examples among clients, and keep shares of them aside for what it has no split of its own for.
 
     aside    of the examples of every client, or of the clients, with all that they hold
+    shift    how the images of one client look different from those of another; evaluation sets of their own stay as they are
     """
     assignment = partition.assign(sources.train, seed)
+    train = sources.train if shift is None else shifted(sources.train, assignment, shift, seed)
     evaluations: dict[str, Federation | None] = {}
     left = 1.0
     for name, share, own in (("validation", validation, sources.validation), ("test", test, sources.test)):
@@ -88,16 +99,27 @@ def federate(
                 raise ValueError(f"{sources.train.name} has a {name} split of its own; set data.{name} to 0")
             split = assignment.hold_out if aside == "examples" else assignment.hold_out_clients
             assignment, held = split(share / left, seed, "hold out" if name == "validation" else f"hold out for {name}")
-            evaluations[name] = Federation(sources.train, held)
+            evaluations[name] = Federation(train, held)
             left -= share
     if not len(assignment):
         raise ValueError(f"{sources.train.name}: all clients are kept aside, none is left to train")
-    return Population(Federation(sources.train, assignment), **evaluations)
+    return Population(Federation(train, assignment), **evaluations)
 
 
-def require_enough(count: int, clients: int) -> None:
-    if clients > count:
-        raise ValueError(f"cannot divide {count:,} examples among {clients:,} clients: each needs one at least")
+def require_enough(count: int, clients: int, least: int = 1) -> None:
+    if clients * least > count:
+        needs = "one" if least == 1 else f"{least:,}"
+        raise ValueError(f"cannot divide {count:,} examples among {clients:,} clients: each needs {needs} at least")
+
+
+def require_classes(labels: Indices) -> None:
+    """Each example is of a class, and classes are counted from 0: one far beyond would make a table too large for any memory."""
+    low, high = int(labels.min(initial=0)), int(labels.max(initial=0))
+    if low < 0 or high >= MOST_CLASSES:
+        wrong = low if low < 0 else high
+        row = int((labels == wrong).argmax())
+        limits = f"classes are counted from 0, up to {MOST_CLASSES - 1:,} at most"
+        raise ValueError(f"example {row:,} has the label {wrong}: {limits}; number them anew, and leave out what is of no class")
 
 
 def by_class(labels: Indices, generator: np.random.Generator) -> list[Indices]:

@@ -51,7 +51,8 @@ class GroupedNatural(Partition):
     """One client for so many values of a column: organisations of several users each.
 
     `mode` says what becomes of the values that do not fill a group, `order` whether values are grouped as they sort or as they
-    appear; with `appearance`, groups are those of flwr-datasets' GroupedNaturalIdPartitioner.
+    appear; with `appearance`, groups are those of flwr-datasets' GroupedNaturalIdPartitioner. Evaluation sets that have the column
+    too are measured by groups of their own values, of which a smaller one takes those that are left, whatever the mode.
     """
 
     column: str = "client"
@@ -61,3 +62,8 @@ class GroupedNatural(Partition):
 
     def assign(self, data: Examples, seed: int) -> Assignment:
         return grouped_natural(data.named(self.column), self.group_size, self.mode, self.order)
+
+    def group(self, data: Examples) -> Assignment:
+        if self.column not in data.columns:
+            return super().group(data)
+        return grouped_natural(data.named(self.column), self.group_size, order=self.order)

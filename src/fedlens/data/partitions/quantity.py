@@ -31,16 +31,17 @@ class Quantity(Partition):
 
     clients: Clients = 100
     law: Literal["dirichlet", "lognormal", "power"] = "dirichlet"
-    skew: Annotated[float, Field(gt=0)] = 0.5
+    skew: Annotated[float, Field(gt=0, le=1e6)] = 0.5
     least: Annotated[int, Field(ge=0)] = 1
 
     def assign(self, data: Examples, seed: int) -> Assignment:
-        require_enough(len(data), self.clients * max(1, self.least))
+        require_enough(len(data), self.clients, max(1, self.least))
         generator = random.generator(seed, "partition")
         if self.law == "dirichlet":
             weights = np.maximum(generator.dirichlet(np.full(self.clients, self.skew)), 1e-300)  # a draw may underflow to nothing
         elif self.law == "lognormal":
-            weights = np.exp(generator.normal(0, self.skew, self.clients))
+            logarithms = generator.normal(0, self.skew, self.clients)
+            weights = np.exp(logarithms - logarithms.max())  # the largest is 1, and none overflows
         else:
             weights = generator.permutation(np.arange(1, self.clients + 1) ** -self.skew)
         ends = np.cumsum(sizes(len(data), weights, self.least))

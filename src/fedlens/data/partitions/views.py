@@ -1,26 +1,30 @@
 """Skew of what is seen, not of who holds it: images cut up among parties, and images that look different at each client.
 
-Functions for your own code, on uint8 images [N, height, width, channels]; no recipe calls them. `divide` gives each party of
-vertical federated learning its part of every image. The others change images as the client of each would have taken them:
-
-    images = recoloured(images, population.train.clients.client_of_each(), seed)        (images in the order of the assignment)
+On uint8 images [N, height, width, channels]. `divide` gives each party of vertical federated learning its part of every image, for
+your own code. The others change images as the client of each would have taken them; a recipe's `data.shift` names one.
 
 How a client's images differ is drawn from (seed, client) alone, so that it is the same in every call, whatever else is in it.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedlens import random
-from fedlens.data.population import Indices
+from fedlens.data.examples import Examples
+from fedlens.data.population import Assignment, Indices
 
 Images = NDArray[np.uint8]  # [N, H, W, C]
 
 AXES = {"height": 1, "width": 2, "channels": 3}
+TOGETHER = 1024  # images that are changed at a time
+
+Shift: TypeAlias = Literal["rotated", "recoloured", "blurred", "noisy"]
 
 
 def divide(images: Images, parties: int, along: Literal["height", "width", "channels"] = "width") -> list[Images]:
@@ -83,6 +87,22 @@ def noisy(images: Images, client: Indices, example: Indices, seed: int, most: fl
     first, second = (random.uniform(seed, "noise", client[:, None], example[:, None], pixel, half) for half in (0, 1))
     normal = np.sqrt(-2 * np.log1p(-first)) * np.cos(2 * np.pi * second)  # Box and Muller
     return _to_bytes(images + deviations[:, None, None, None] * normal.reshape(images.shape))
+
+
+def shifted(data: Examples, clients: Assignment, shift: Shift, seed: int) -> Examples:
+    """Examples whose images look different at each client; what nobody holds stays as it is."""
+    change: Callable[[Images, Indices, Indices], Images] = {
+        "rotated": lambda images, client, example: rotated(images, client, seed),
+        "recoloured": lambda images, client, example: recoloured(images, client, seed),
+        "blurred": lambda images, client, example: blurred(images, client, seed),
+        "noisy": lambda images, client, example: noisy(images, client, example, seed),
+    }[shift]
+    images, client = np.array(data.column("image")), clients.client_of_each()
+    for start in range(0, len(client), TOGETHER):
+        part = slice(start, start + TOGETHER)
+        ids = clients.examples[part]
+        images[ids] = change(images[ids], client[part], ids)
+    return replace(data, columns={**data.columns, "image": images})
 
 
 def _to_bytes(images: NDArray[np.floating]) -> Images:

@@ -50,11 +50,15 @@ class CelebA(PictureFiles):
         licence="non-commercial research only (CelebA's agreement)",
         where="mmlab.ie.cuhk.edu.hk/projects/CelebA.html, or torchvision.datasets.CelebA(PATH, download=True)",
         gigabytes=1.5,
-        files=tuple(f"celeba/{name}" for name in ("identity_CelebA.txt", "list_attr_celeba.txt", "list_eval_partition.txt")),
+        files=("identity_CelebA.txt", "list_attr_celeba.txt", "list_eval_partition.txt", "img_align_celeba"),
     )
 
+    @classmethod
+    def is_in(cls, folder: Path) -> bool:
+        return super().is_in(_folder(folder))
+
     def listings(self) -> Mapping[str, Listing]:
-        folder = folder_with("identity_CelebA.txt", self.path, "celeba")
+        folder = _folder(self.path)
         image, celebrity = _pairs(folder / "identity_CelebA.txt")
         attributes = _attributes(folder / "list_attr_celeba.txt", image)
         part = _parts(folder / "list_eval_partition.txt", image)
@@ -80,6 +84,10 @@ class CelebA(PictureFiles):
         names = image[rows].tolist()
         pictures = [folder / "img_align_celeba" / name for name in names]
         return Listing(pictures, columns, "CelebA", class_names(self.attribute), keys=names)
+
+
+def _folder(path: Path) -> Path:
+    return folder_with("identity_CelebA.txt", path, "celeba")
 
 
 def class_names(attribute: Attribute) -> tuple[str, str]:

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from fedlens.data.examples import Examples
 from fedlens.data.sources.base import SOURCES, About, Files, Sources
+from fedlens.data.sources.checks import Expect, require_counts
 
+PUBLISHED = {"train": 50_000, "test": 10_000}  # pictures, of either
 ROW = 3 * 32 * 32  # a picture's bytes: all red ones, then green, then blue
 # All that the official pickles, and later ones of the same arrays, are made of; anything else might run code.
 HARMLESS = {
@@ -26,7 +28,12 @@ HARMLESS = {
 
 @SOURCES.register("cifar10", paper="Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images")
 class CIFAR10(Files):
-    """50,000 + 10,000 pictures from the official Python version: PATH/cifar-10-batches-py, or that folder itself."""
+    """50,000 + 10,000 pictures from the official Python version: PATH/cifar-10-batches-py, or that folder itself.
+
+    expect=any takes files with other than these counts.
+    """
+
+    expect: Expect = "official"
 
     about: ClassVar[About] = About(
         contents="60,000 images of 32 × 32, 10 classes",
@@ -36,6 +43,10 @@ class CIFAR10(Files):
         files=("cifar-10-batches-py/data_batch_1",),
     )
 
+    @classmethod
+    def is_in(cls, folder: Path) -> bool:
+        return (_place(folder, "cifar-10-batches-py") / "data_batch_1").is_file()
+
     def load(self) -> Sources:
         folder = _folder(self.path, "cifar-10-batches-py", "CIFAR10")
         names = _names(folder / "batches.meta", "label_names")
@@ -43,15 +54,19 @@ class CIFAR10(Files):
         columns = {name: np.concatenate([batch[name] for batch in batches]) for name in ("image", "label")}
         facts: dict[str, Any] = {"mean": (0.4914, 0.4822, 0.4465), "standard_deviation": (0.2470, 0.2435, 0.2616)}
         test = _read(folder / "test_batch", {"label": "labels"})
-        return Sources(Examples(columns, "CIFAR-10", names, **facts), test=Examples(test, "CIFAR-10", names, **facts))
+        splits = {"train": Examples(columns, "CIFAR-10", names, **facts), "test": Examples(test, "CIFAR-10", names, **facts)}
+        return _checked("CIFAR-10", self.expect, splits)
 
 
 @SOURCES.register("cifar100", paper="Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images")
 class CIFAR100(Files):
     """50,000 + 10,000 pictures from the official Python version: PATH/cifar-100-python, or that folder itself.
 
-    `label` is one of 100 classes, `coarse_label` one of the 20 groups that they belong to.
+    `label` is one of 100 classes, `coarse_label` one of the 20 groups that they belong to. expect=any takes files with other than
+    these counts.
     """
+
+    expect: Expect = "official"
 
     about: ClassVar[About] = About(
         contents="60,000 images of 32 × 32, 100 classes in 20 groups",
@@ -61,17 +76,31 @@ class CIFAR100(Files):
         files=("cifar-100-python/train",),
     )
 
+    @classmethod
+    def is_in(cls, folder: Path) -> bool:
+        return (_place(folder, "cifar-100-python") / "train").is_file()
+
     def load(self) -> Sources:
         folder = _folder(self.path, "cifar-100-python", "CIFAR100")
         names = _names(folder / "meta", "fine_label_names")
         kinds = {"label": "fine_labels", "coarse_label": "coarse_labels"}
         facts: dict[str, Any] = {"mean": (0.5071, 0.4865, 0.4409), "standard_deviation": (0.2673, 0.2564, 0.2762)}
-        train, test = (Examples(_read(folder / split, kinds), "CIFAR-100", names, **facts) for split in ("train", "test"))
-        return Sources(train, test=test)
+        splits = {split: Examples(_read(folder / split, kinds), "CIFAR-100", names, **facts) for split in PUBLISHED}
+        return _checked("CIFAR-100", self.expect, splits)
+
+
+def _checked(name: str, expect: Expect, splits: dict[str, Examples]) -> Sources:
+    require_counts(name, expect, {f"{split} pictures": (len(splits[split]), PUBLISHED[split]) for split in PUBLISHED})
+    return Sources(**splits)
+
+
+def _place(path: Path, name: str) -> Path:
+    """A folder in a path, or the path if it is called so itself."""
+    return path if path.name == name else path / name
 
 
 def _folder(path: Path, name: str, torchvision_name: str) -> Path:
-    found = path if path.name == name else path / name
+    found = _place(path, name)
     if not found.is_dir():
         raise FileNotFoundError(
             f"data.source.path: {found} is missing (torchvision.datasets.{torchvision_name}(PATH, download=True) puts it there)"

@@ -45,11 +45,18 @@ class COCO(PictureFiles):
         licence="CC BY 4.0 (annotations); Flickr's terms of use (pictures)",
         where="https://cocodataset.org (annotations_trainval2017.zip, train2017.zip, val2017.zip)",
         gigabytes=20.5,
-        files=("annotations/instances_train2017.json", "annotations/instances_val2017.json", "train2017", "val2017"),
+        files=(
+            *("annotations/instances_train2017.json", "annotations/instances_val2017.json"),
+            *("train2017 | images/train2017", "val2017 | images/val2017"),
+        ),
     )
 
+    @classmethod
+    def is_in(cls, folder: Path) -> bool:
+        return super().is_in(_folder(folder))
+
     def listings(self) -> dict[str, Listing]:
-        folder = folder_with("annotations", self.path, "coco", "COCO")
+        folder = _folder(self.path)
         splits = {}
         for split, part in (("train", "train"), ("validation", "val")):
             path = require_file(folder / "annotations" / f"instances_{part}2017.json", HOW)
@@ -61,6 +68,10 @@ class COCO(PictureFiles):
         if splits["train"].class_names != splits["validation"].class_names:
             raise ValueError(f"{folder / 'annotations'}: the two files have different categories; take both from the same release")
         return splits
+
+
+def _folder(path: Path) -> Path:
+    return folder_with("annotations", path, "coco", "COCO")
 
 
 @contextmanager

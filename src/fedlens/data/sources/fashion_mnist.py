@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 
 from fedlens.data.examples import Examples
 from fedlens.data.sources.base import SOURCES, About, Files, Source, Sources
+from fedlens.data.sources.checks import Expect, require_counts
 from fedlens.data.sources.idx import read_idx
 
 CLASS_NAMES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 FILES = {"train": "train", "test": "t10k"}
+PUBLISHED = {"train": 60_000, "test": 10_000}  # pictures
 
 
 @SOURCES.register("fashion_mnist_mini")
@@ -31,7 +33,12 @@ class FashionMNISTMini(Source):
 
 @SOURCES.register("fashion_mnist")
 class FashionMNIST(Files):
-    """All 60,000 + 10,000 pictures, from the folder in which torchvision keeps them: PATH/FashionMNIST/raw/*-ubyte."""
+    """All 60,000 + 10,000 pictures, from the folder in which torchvision keeps them: PATH/FashionMNIST/raw/*-ubyte.
+
+    expect=any takes files with other than these counts.
+    """
+
+    expect: Expect = "official"
 
     about: ClassVar[About] = About(
         contents="70,000 images of 28 × 28, 10 classes",
@@ -43,7 +50,10 @@ class FashionMNIST(Files):
 
     def load(self) -> Sources:
         folder = self.path / "FashionMNIST" / "raw"
-        return Sources(**{split: _read(folder, prefix) for split, prefix in FILES.items()})
+        splits = {split: _read(folder, prefix) for split, prefix in FILES.items()}
+        counts = {f"{split} pictures": (len(splits[split]), PUBLISHED[split]) for split in PUBLISHED}
+        require_counts("Fashion-MNIST", self.expect, counts)
+        return Sources(**splits)
 
 
 def _read(folder: Path, prefix: str) -> Examples:

@@ -74,9 +74,20 @@ class ImageFolder(PictureFiles):
         if not (self.path / "train").is_dir():
             return {"train": ""}
         there = [folder for folder in SPLITS if (self.path / folder).is_dir()]
+        self._require_no_pictures_beside(there)
         if len({SPLITS[folder] for folder in there}) < len(there):
             raise ValueError(f"data.source.path: {self.path} has several folders of the same split: {', '.join(there)}; keep one")
         return {SPLITS[folder]: folder for folder in there}
+
+    def _require_no_pictures_beside(self, splits: list[str]) -> None:
+        """A class may be called train, as trains are: then the others are classes, too, and not to be passed over."""
+        names = (folder.name for folder in self.path.iterdir() if folder.is_dir() and folder.name not in splits)
+        beside = sorted(name for name in names if not name.startswith("."))
+        if stray := next((file for folder in beside for file in _pictures(self.path, folder)), None):
+            raise ValueError(
+                f"data.source.path: {self.path} has the splits {', '.join(splits)}, but {stray} lies in none of them: if 'train' "
+                "is a class like the others, put all of them into a new folder called train; if it is a split, move the others away"
+            )
 
     def _of_table(self, table: dict[str, Row], found: dict[str, list[str]], folders: dict[str, str]) -> dict[str, list[str]]:
         """The files of each split by the table, in which all that were found have to be; if others are missing is seen later."""
@@ -113,9 +124,14 @@ class ImageFolder(PictureFiles):
 
 
 def _pictures(path: Path, folder: str) -> Iterator[str]:
-    """Pictures at any depth below PATH/folder, by their paths from PATH, sorted."""
-    for here, folders, files in os.walk(path / folder, followlinks=True):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+    """Pictures at any depth below PATH/folder, by their paths from PATH, sorted; through links too, but not in circles."""
+    top = str(path / folder)
+    above: dict[str, set[str]] = {top: set()}  # what a folder lies in, by real paths: a link back to that is a circle
+    for here, folders, files in os.walk(top, followlinks=True):
+        around = above.pop(here) | {os.path.realpath(here)}
+        names = (name for name in folders if not name.startswith("."))
+        folders[:] = sorted(name for name in names if os.path.realpath(os.path.join(here, name)) not in around)
+        above |= {os.path.join(here, name): around for name in folders}
         below = Path(here).relative_to(path).as_posix()
         for name in sorted(files):
             if not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES:

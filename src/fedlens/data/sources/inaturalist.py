@@ -18,6 +18,7 @@ from fedlens.data.listing import Listing
 from fedlens.data.sources import tables
 from fedlens.data.sources.base import SOURCES, About, PictureFiles
 from fedlens.data.sources.checks import Expect, require_counts
+from fedlens.data.sources.landmarks import nearby
 from fedlens.data.sources.tables import Place, Rows, Texts
 
 Split: TypeAlias = Literal["user_120k", "geo_30k", "geo_10k", "geo_3k", "geo_1k", "geo_300", "geo_100"]
@@ -27,6 +28,11 @@ NAME = "iNaturalist-2017"
 PICTURES = "train_val_images"
 CLIENTS: dict[str, int] = {"user_120k": 9275, "geo_30k": 11, "geo_3k": 135, "geo_1k": 368, "geo_100": 3606}  # the paper's
 MOST: dict[str, int] = {"geo_30k": 30_000, "geo_10k": 10_000, "geo_3k": 3000, "geo_1k": 1000, "geo_300": 300, "geo_100": 100}
+TRAIN_TABLES = (
+    "iNaturalist_train.csv",
+    "federated_train_user_120k.csv",
+    *(f"federated_train_geo_{granularity}.csv" for granularity in ("30k", "3k", "1k", "100")),
+)
 CLASSES, EACH, TRAIN, TEST = 1203, 100, 120_300, 35_641
 USERS_APART = 0.02  # by which the clients of another draw may differ from the published ones in number
 MD5 = {"iNaturalist_train.csv": "63d5a41699434bc2b13f5853f3764c18", "iNaturalist_test.csv": "bcf08a5a740ee76dac4e5af668081891"}
@@ -48,11 +54,15 @@ class INaturalist(PictureFiles):
         licence="research and education, not commercial; images are their photographers'",
         where=f"{WHERE}), storage.googleapis.com/gresearch/federated-vision-datasets/inaturalist-user-120k.zip and -geo.zip",
         gigabytes=186,
-        files=(PICTURES, "*[nN]aturalist*"),
+        files=(f"{' | '.join(TRAIN_TABLES)} | inaturalist-user-120k.zip | inaturalist-geo.zip",),
     )
 
     split: Split = "user_120k"
     expect: Expect = "official"
+
+    @classmethod
+    def is_in(cls, folder: Path) -> bool:
+        return (folder / PICTURES).is_dir() and all(nearby(folder, either) for either in cls.about.files)
 
     def listings(self) -> Mapping[str, Listing]:
         train, test = self._rows()
@@ -119,12 +129,19 @@ class INaturalistRaw(PictureFiles):
         licence="research and education, not commercial; images are their photographers'",
         where=f"{WHERE}, train_val2017.zip, inat2017_locations.zip)",
         gigabytes=186,
-        files=(PICTURES, "train*2017*"),
+        files=(
+            *("train2017.json | train_val2017.zip", "val2017.json | train_val2017.zip"),
+            *(f"{split}2017_locations.json | inat2017_locations.zip" for split in ("train", "val")),
+        ),
     )
 
     seed: int = 0
     drop_missing_user: Literal["before_count", "before_sample", "never"] = "before_sample"
     expect: Expect = "official"
+
+    @classmethod
+    def is_in(cls, folder: Path) -> bool:
+        return (folder / PICTURES).is_dir() and all(nearby(folder, either) for either in cls.about.files)
 
     def listings(self) -> Mapping[str, Listing]:
         folder = _pictures(self.path)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 from urllib.parse import unquote
@@ -42,6 +44,7 @@ WHERE = "github.com/cvdfoundation/google-landmark (metadata and images_000.tar â
 IMAGES, USERS, LANDMARKS = 30, 10, 5  # at least: images of a landmark and of a user, users of a landmark, landmarks of a user
 TESTED = 10  # images of a landmark at most
 HEX = "0123456789abcdef"
+LOOKED_AT = 10_000  # entries of a folder, to see whether tables are there
 
 
 @SOURCES.register("landmarks", paper=PAPER)
@@ -60,11 +63,18 @@ class Landmarks(PictureFiles):
         licence="images CC BY or public domain, annotations CC BY 4.0",
         where=f"{WHERE}, storage.googleapis.com/gresearch/federated-vision-datasets/landmarks-user-160k.zip",
         gigabytes=24,
-        files=("landmarks-user-160k* | mini_gld_train_split.csv | data_user_dict* | federated_train.csv",),
+        files=(
+            "federated_train.csv | mini_gld_train_split.csv | gld160k_user_dict_train.csv | gld23k_user_dict_train.csv | "
+            "landmarks-user-160k.zip | data_user_dict.zip",
+        ),
     )
 
     split: Literal["user_160k", "23k"] = "user_160k"
     expect: Expect = "official"
+
+    @classmethod
+    def is_in(cls, folder: Path) -> bool:
+        return _holds_pictures(folder) and all(nearby(folder, either) for either in cls.about.files)
 
     def listings(self) -> Mapping[str, Listing]:
         train, test = self._rows()
@@ -120,6 +130,10 @@ class LandmarksRaw(PictureFiles):
 
     seed: int = 0
     max_passes: Annotated[int, Field(ge=1)] | None = None
+
+    @classmethod
+    def is_in(cls, folder: Path) -> bool:
+        return _holds_pictures(folder) and all(nearby(folder, either) for either in cls.about.files)
 
     def listings(self) -> Mapping[str, Listing]:
         images, landmark, author, authors = _attributed(self.path)
@@ -242,17 +256,45 @@ def _place(path: Path, file_name: str) -> Place:
     return place
 
 
+def _nested(path: Path) -> Path | None:
+    """Where folders of pictures, called by the first characters of their ids, lie."""
+    return next((root for root in (path, path / "train", path / "images") if any((root / first).is_dir() for first in HEX)), None)
+
+
+def _holds_pictures(path: Path) -> bool:
+    return (path / "images").is_dir() or _nested(path) is not None
+
+
 def _pictures(path: Path, images: Texts) -> list[Path]:
     """images/<id>.jpg where it is there, else a/b/c/<id>.jpg with the id's first three characters."""
     flat = path / "images"
-    there = {entry.name for entry in flat.iterdir()} if flat.is_dir() else set()
-    nested = next((root for root in (path, path / "train", flat) if any((root / first).is_dir() for first in HEX)), None)
-    if nested is None and not flat.is_dir():
+    if not _holds_pictures(path):
         raise FileNotFoundError(
             f"data.source.path: neither {flat} nor folders 0 â€¦ f with pictures are in {path} (get them from {WHERE})"
         )
+    there = {entry.name for entry in flat.iterdir()} if flat.is_dir() else set()
+    nested = _nested(path)
     files = [f"{one}.jpg" for one in images.tolist()]
     return [flat / file if file in there or nested is None else nested.joinpath(*file[:3], file) for file in files]
+
+
+def nearby(folder: Path, either: str) -> bool:
+    """Whether one of some files, 'one | other', is in a folder or up to two below it.
+
+    That is where `tables.find` looks, but for what lies deeper, and without reading zips or walking through all pictures.
+    """
+    below = _subfolders(folder)
+    places = [folder, *below, *(deeper for one in below for deeper in _subfolders(one))]
+    return any((place / name).is_file() for place in places for name in either.split(" | "))
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    """Those that may hold tables; of a large folder only what comes first, as it is one of pictures."""
+    if not folder.is_dir():
+        return []
+    with os.scandir(folder) as entries:
+        found = [Path(entry.path) for entry in islice(entries, LOOKED_AT) if entry.is_dir()]
+    return [one for one in found if one.name not in tables.PICTURE_FOLDERS and len(one.name) > 1 and one.name[0] != "."]
 
 
 def _class_names(path: Path, train: Rows, test: Rows) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ Pairs: TypeAlias = list[tuple[str, Any]]
 User: TypeAlias = tuple[NDArray[Any], NDArray[np.int64]]  # pictures and classes
 Compact: TypeAlias = Callable[[Any], NDArray[Any]]
 
+PICTURES = "raw/img_align_celeba"
 PAPER = "Caldas et al. 2018, LEAF: A Benchmark for Federated Settings"
 HOW = "run LEAF's data/{name}/preprocess.sh, and give the folder data/{name}/data that it fills"
 
@@ -45,8 +46,12 @@ class LEAFFEMNIST(Files):
         licence="public domain (NIST Special Database 19); LEAF's scripts BSD 2-clause",
         where="https://github.com/TalwalkarLab/leaf, data/femnist/preprocess.sh",
         gigabytes=4.5,
-        files=("femnist/data/*/*.json",),
+        files=("train/*.json | all_data/*.json",),
     )
+
+    @classmethod
+    def is_in(cls, folder: Path) -> bool:
+        return _holds_data(_folders(folder, "femnist")["train"])
 
     def load(self) -> Sources:
         splits = {split: _joined(files, _pixels) for split, files in _splits(self.path, "femnist").items()}
@@ -75,12 +80,17 @@ class LEAFCelebA(PictureFiles):
         licence="non-commercial research only (CelebA's agreement)",
         where="https://github.com/TalwalkarLab/leaf, data/celeba/preprocess.sh",
         gigabytes=1.4,
-        files=("celeba/data/*/*.json",),
+        files=("train/*.json | all_data/*.json", "raw/img_align_celeba"),
     )
+
+    @classmethod
+    def is_in(cls, folder: Path) -> bool:
+        train = _folders(folder, "celeba")["train"]
+        return _holds_data(train) and (train.parent / PICTURES).is_dir()
 
     def listings(self) -> Mapping[str, Listing]:
         splits = _splits(self.path, "celeba")
-        folder = next(iter(splits.values()))[0].parent.parent / "raw" / "img_align_celeba"
+        folder = splits["train"][0].parent.parent / PICTURES
         listings = {}
         for split, files in splits.items():
             found = _joined(files, _names)
@@ -92,13 +102,23 @@ class LEAFCelebA(PictureFiles):
         return listings
 
 
-def _splits(path: Path, name: str) -> dict[str, list[Path]]:
-    """The files of each split, in the order of the numbers in their names."""
+def _folders(path: Path, name: str) -> dict[str, Path]:
+    """Where the files of each split are, or belong."""
     places = f"{name}/data", f"data/{name}/data", name, "data"
     folder = folder_with("train/*.json", path, *places)
-    splits = {"train": folder / "train", "test": folder / "test"}
-    if not splits["train"].is_dir():
-        splits = {"train": folder_with("all_data/*.json", path, *places) / "all_data"}
+    if (folder / "train").is_dir():
+        return {"train": folder / "train", "test": folder / "test"}
+    return {"train": folder_with("all_data/*.json", path, *places) / "all_data"}
+
+
+def _holds_data(folder: Path) -> bool:
+    """Whether there are files as LEAF calls them, which others that lie in a folder `train` are not."""
+    return next(folder.glob("all_data*.json"), None) is not None
+
+
+def _splits(path: Path, name: str) -> dict[str, list[Path]]:
+    """The files of each split, in the order of the numbers in their names."""
+    splits = _folders(path, name)
     files = {split: sorted(place.glob("*.json"), key=lambda file: (len(file.name), file.name)) for split, place in splits.items()}
     if lacking := [split for split in splits if not files[split]]:
         raise FileNotFoundError(f"data.source.path: there is no *.json in {splits[lacking[0]]} ({HOW.format(name=name)})")

@@ -44,8 +44,12 @@ class SBD(PictureFiles):
         licence="Flickr's terms of use (pictures); for research",
         where="http://home.bharathh.info/pubs/codes/SBD (benchmark.tgz, MD5 82b4d87ceb2ed10f6038a1cba92111cb)",
         gigabytes=1.5,
-        files=("benchmark_RELEASE/dataset/train.txt", "benchmark_RELEASE/dataset/img", "benchmark_RELEASE/dataset/cls"),
+        files=("train.txt", "img", "cls"),
     )
+
+    @classmethod
+    def is_in(cls, folder: Path) -> bool:
+        return super().is_in(sbd_folder(folder))
 
     def listings(self) -> dict[str, Listing]:
         folder = sbd_folder(self.path)

@@ -90,7 +90,8 @@ class Shapes(Source):
         return ("background", *SHAPES) if self.mask else SHAPES
 
     def _examples(self, columns: dict[str, NDArray[Any]]) -> Examples:
-        return Examples(columns, "shapes", self.class_names, mean=(0.48, 0.47, 0.47), standard_deviation=(0.22, 0.22, 0.22))
+        mean, deviation, names = (0.48, 0.47, 0.47), (0.22, 0.22, 0.22), {"fine_labels": np.array(FINE)}
+        return Examples(columns, "shapes", self.class_names, mean, deviation, names)
 
     def _require_room(self, folder: Path | None) -> None:
         needed = self.images * self.size**2 * (3 + self.mask)

@@ -24,6 +24,11 @@ EMNIST_COUNTS = {"digits_only": (3_383, 341_873, 3_383, 40_832), "all": (3_400, 
 CELEBA_COUNTS = {"clients": (8_408, 180_429, 935, 19_859), "examples": (9_343, 177_457, 9_343, 22_831)}
 
 
+def _either(*names: str) -> str:
+    """One of several files, in PATH or in PATH/tff."""
+    return " | ".join(f"{place}{name}" for name in names for place in ("", "tff/"))
+
+
 @SOURCES.register("tff_cifar100", paper="Reddi et al. 2021, Adaptive Federated Optimization")
 class TFFCIFAR100(Files):
     """CIFAR-100 with TensorFlow Federated's clients of 100 pictures each: 500 that train, and 100 others to test on.
@@ -40,7 +45,7 @@ class TFFCIFAR100(Files):
         licence="none stated",
         where=f"{DOWNLOADS}/cifar100.sqlite.lzma",
         gigabytes=0.15,
-        files=("cifar100.sqlite* | fed_cifar100_train.h5 | */fed_cifar100_train.h5",),
+        files=(_either("cifar100.sqlite", "cifar100.sqlite.lzma", "fed_cifar100_train.h5"),),
     )
 
     def load(self) -> Sources:
@@ -75,7 +80,7 @@ class TFFEMNIST(Files):
         licence="none stated (from NIST Special Database 19, which is public)",
         where=f"{DOWNLOADS}/emnist_all.sqlite.lzma",
         gigabytes=0.17,
-        files=("emnist_all.sqlite* | fed_emnist_train.h5 | */fed_emnist_train.h5",),
+        files=(_either("emnist_all.sqlite", "emnist_all.sqlite.lzma", "fed_emnist_train.h5"),),
     )
 
     def load(self) -> Sources:
@@ -109,7 +114,7 @@ class TFFCelebA(Files):
         contents="200,288 portraits of 84 × 84, 9,343 clients, 40 attributes",
         licence="non-commercial research only (CelebA's agreement)",
         where=f"{DOWNLOADS}/celeba.sqlite.lzma",
-        files=("celeba.sqlite*",),
+        files=(_either("celeba.sqlite", "celeba.sqlite.lzma"),),
     )
 
     def load(self) -> Sources:

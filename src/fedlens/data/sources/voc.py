@@ -52,11 +52,15 @@ class VOC(PictureFiles):
         licence="Flickr's terms of use (pictures); for research",
         where="http://host.robots.ox.ac.uk/pascal/VOC/voc2012 (VOCtrainval_11-May-2012.tar, MD5 6cd6e144f989b92b3379bac3b3de84fd)",
         gigabytes=2.0,
-        files=("VOCdevkit/VOC2012/JPEGImages", "VOCdevkit/VOC2012/ImageSets"),
+        files=("JPEGImages", "ImageSets"),
     )
 
+    @classmethod
+    def is_in(cls, folder: Path) -> bool:
+        return super().is_in(_folder(folder))
+
     def listings(self) -> dict[str, Listing]:
-        folder = folder_with("JPEGImages", self.path, "VOCdevkit/VOC2012", "VOC2012", "TrainVal/VOCdevkit/VOC2012")
+        folder = _folder(self.path)
         lists = folder / "ImageSets" / ("Main" if self.protocol == "detection" else "Segmentation")
         train, validation = (read_ids(lists / f"{part}.txt", HOW) for part in ("train", "val"))
         masks = {i: folder / "SegmentationClass" / f"{i}.png" for i in train + validation}
@@ -87,6 +91,10 @@ class VOC(PictureFiles):
         columns: dict[str, NDArray[Any]] = box_columns(row, boxes, label, len(ids), len(THINGS))
         columns["image_id"] = np.array(ids, dtype=np.str_)
         return Listing(pictures, columns, "PASCAL VOC 2012", THINGS, keys=ids)
+
+
+def _folder(path: Path) -> Path:
+    return folder_with("JPEGImages", path, "VOCdevkit/VOC2012", "VOC2012", "TrainVal/VOCdevkit/VOC2012")
 
 
 def read_boxes(path: Path, difficult: bool) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
