@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from fedlens import Recipe, RecipeError, load_recipe
 from fedlens.algorithms.server_rules import ServerAdam
-from fedlens.recipe import _Loader, packaged_recipes
+from fedlens.recipe import packaged_recipes
+from fedlens.recipe_text import Loader
 from fedlens.tasks.transforms import HorizontalFlip
 from fedlens.tracking.trackers import TensorBoard
 
@@ -130,7 +131,7 @@ def test_a_text_in_a_list_or_a_path_stays_as_it_was_written(text):
 @settings(deadline=None)
 def test_every_text_survives_the_trip_through_yaml(text):
     recipe = Recipe(**SMALL, description=text)
-    assert yaml.load(recipe.to_yaml(), _Loader)["description"] == text
+    assert yaml.load(recipe.to_yaml(), Loader)["description"] == text
     assert yaml.safe_load(recipe.to_yaml())["description"] == text  # in the hands of others too
 
 

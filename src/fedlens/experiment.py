@@ -20,7 +20,8 @@ from fedlens.data import IID, Federation, Natural, Partition, Population, federa
 from fedlens.data.population import Indices
 from fedlens.data.sources import Sources
 from fedlens.engines import Engine, Lanes, Report, Sequential, choose, repeatable_layers
-from fedlens.recipe import Data, Recipe, RecipeError
+from fedlens.recipe import Data, Recipe
+from fedlens.recipe_text import RecipeError
 from fedlens.state import State
 from fedlens.tasks import Facts
 from fedlens.tracking.checkpoints import tensors_in

@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import yaml
@@ -23,17 +23,13 @@ from fedlens.data import IID, PARTITIONS, SOURCES, Partition, Source
 from fedlens.data.partitions import Aside, Shift
 from fedlens.engines import EngineName, Precision
 from fedlens.models import MODELS, create_model
-from fedlens.registry import BadSettings, Block, WrittenFloat, WrittenInt, chosen_from, nearest
+from fedlens.recipe_text import Dumper, RecipeError, depth_of, override_, parse
+from fedlens.registry import BadSettings, Block, chosen_from, nearest
 from fedlens.tasks import TASKS, Classification, Task
 from fedlens.tracking.trackers import TRACKERS, Tracker
 
 PACKAGED = Path(__file__).parent / "recipes"
-TAG = "tag:yaml.org,2002:"
 Positive = Annotated[int, Field(ge=1)]
-
-
-class RecipeError(ValueError):
-    """A recipe that cannot be run; the message names the place, what stands there and what was expected."""
 
 
 class Data(Block):
@@ -154,7 +150,7 @@ class Recipe(Block):
 
     def to_yaml(self) -> str:
         plain = self.model_dump(mode="json", exclude_none=True)
-        return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+        return yaml.dump(plain, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str = "recipe") -> Recipe:
@@ -190,10 +186,10 @@ def load_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         if not packaged.is_file():
             raise RecipeError(f"unknown recipe '{name}': {nearest(str(name), packaged_recipes())} (or give a .yaml file)")
         text, where = packaged.read_text(encoding="utf-8"), f"recipe {name}"
-    values = _parse(text, where)
+    values = parse(text, where)
     values.setdefault("name", path.stem)
-    for override in sorted(overrides, key=_depth):
-        _override(values, override, where)
+    for override in sorted(overrides, key=depth_of):
+        override_(values, override, where)
     return Recipe.from_dict(values, where)
 
 
@@ -202,172 +198,18 @@ def packaged_recipes() -> list[str]:
     return sorted(str(path.relative_to(PACKAGED).with_suffix("")) for path in PACKAGED.rglob("*.yaml"))
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML as JSON has it: true and false, null, decimal numbers (`1e-3` is one) and nothing else that is no text.
-
-    `010` is not 8, `12:30` not 750, `no` not false, and nothing is a date. A key given twice is an error.
-    """
-
-    yaml_implicit_resolvers: ClassVar = {}  # type: ignore[misc]
-    yaml_constructors: ClassVar = {
-        tag: yaml.SafeLoader.yaml_constructors[tag] for tag in (f"{TAG}null", f"{TAG}str", f"{TAG}seq", None)
-    }
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes in quotes whatever text this loader, or that of another program, would take for something else."""
-
-
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    keys = [loader.construct_object(key) for key, _ in node.value if key.tag != f"{TAG}merge"]
-    if twice := [key for key in keys if keys.count(key) > 1]:
-        raise yaml.constructor.ConstructorError(None, None, f"key '{twice[0]}' is given twice", node.start_mark)
-    return loader.construct_mapping(node, deep=True)
-
-
-def _scalar(convert: Callable[[str], Any]) -> Callable[[_Loader, yaml.ScalarNode], Any]:
-    def construct(loader: _Loader, node: yaml.ScalarNode) -> Any:
-        text = loader.construct_scalar(node)
-        try:
-            return convert(text)
-        except (ValueError, KeyError) as error:
-            raise yaml.constructor.ConstructorError(None, None, f"cannot read {text!r} so", node.start_mark) from error
-
-    return construct
-
-
-def _integer(text: str) -> WrittenInt:
-    number = WrittenInt(text)
-    number.text = text
-    return number
-
-
-def _float(text: str) -> WrittenFloat:
-    number = WrittenFloat(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
-    number.text = text
-    return number
-
-
-def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    """Line breaks of all kinds are escaped: YAML would fold them."""
-    return dumper.represent_scalar(f"{TAG}str", text, style=None if text.isprintable() else '"')
-
-
-_Dumper.add_representer(str, _text)
-_Loader.add_constructor(f"{TAG}map", _mapping)
-_Loader.add_constructor(f"{TAG}bool", _scalar(lambda text: {"true": True, "false": False}[text.lower()]))
-_Loader.add_constructor(f"{TAG}int", _scalar(_integer))
-_Loader.add_constructor(f"{TAG}float", _scalar(_float))
-for _loads in (_Loader, _Dumper):
-    for _kind, _form, _first in (
-        ("bool", "(true|True|TRUE|false|False|FALSE)$", "tTfF"),
-        ("null", "(~|null|Null|NULL|)$", ["~", "n", "N", ""]),
-        ("int", "[-+]?(0|[1-9][0-9]*)$", "-+0123456789"),
-        ("float", r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?$|[-+]?[0-9]+[eE][-+]?[0-9]+$", "-+.0123456789"),
-        ("float", r"[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$", "-+."),
-        ("merge", "<<$", "<"),
-    ):
-        _loads.add_implicit_resolver(f"{TAG}{_kind}", re.compile(_form), list(_first))
-
-
-def _read(text: str) -> Any:
-    """YAML as plain values."""
-    try:
-        return _unshared(yaml.load(text, _Loader))
-    except RecursionError as error:
-        raise RecipeError("not valid YAML: nested too deeply, or in itself") from error
-
-
-def _parse(text: str, where: str) -> dict[str, Any]:
-    try:
-        values = _read(text)
-    except yaml.YAMLError as error:
-        raise RecipeError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from error
-    except RecipeError as error:
-        raise RecipeError(f"{where}: {error}") from error
-    if not isinstance(values, dict):
-        raise RecipeError(f"{where}: expected keys and values, such as 'rounds: 10'; got {type(values).__name__}")
-    return values
-
-
-def _unshared(value: Any) -> Any:
-    """A copy in which what an alias (`*name`) stands for is there as often as it is named, so that each can be changed."""
-    if isinstance(value, list):
-        return [_unshared(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if other := [key for key in value if not isinstance(key, str)]:
-        raise RecipeError(f"key {other[0]!r} is not a text; write it in quotes")
-    return {key: _unshared(item) for key, item in value.items()}
-
-
 def data_named(name: str, overrides: Sequence[str] = ()) -> Data:
     """A data set by its name, with `key=value`s for its source's settings, or for `partition` and what else stands beside it."""
     where = f"data {name}"
     values: dict[str, Any] = {"source": {"name": name}}
-    for override in sorted(overrides, key=_depth):
+    for override in sorted(overrides, key=depth_of):
         beside = re.split(r"[.=]", override)[0] in Data.model_fields
-        _override(values, override if beside else f"source.{override}", where)
+        override_(values, override if beside else f"source.{override}", where)
     try:
         return Data(**values)
     except ValidationError as error:
         problems = (problem.removeprefix("source.").removeprefix("source: ") for problem in _problems(error, Data))
         raise RecipeError("\n".join(f"{where}: {problem}" for problem in problems)) from error
-
-
-def _depth(override: str) -> int:
-    """The whole comes before its parts, whatever their order: `server_rule=adam` before `server_rule.learning_rate=0.1`."""
-    key = override.partition("=")[0]
-    return key.removesuffix(".name").count(".")
-
-
-def _override(values: dict[str, Any], override: str, where: str) -> None:
-    """Apply one `dotted.key=value`; a part's new name drops the settings of the part that was there."""
-    key, equals, text = override.partition("=")
-    if not equals or not key:
-        raise RecipeError(f"{where}: override '{override}' is not of the form dotted.key=value")
-    try:
-        value = _value(text)
-    except RecipeError as error:
-        raise RecipeError(f"{where}: override '{override}': {error}") from error
-    *parents, last = key.split(".")
-    place: Any = values
-    for depth, step in enumerate(parents):
-        at = _place(place, step, key, where)
-        inner = place[at] if isinstance(place, list) else place.get(at)
-        if isinstance(inner, str):  # `server_rule: adam` is short for `server_rule: {name: adam}`
-            inner = {"name": inner}
-        if inner is None:
-            inner = {}
-        if not isinstance(inner, dict | list):
-            raise RecipeError(f"{where}: override '{override}': {'.'.join(parents[: depth + 1])} is {inner!r} and has no parts")
-        place[at] = inner
-        place = inner
-    at = _place(place, last, key, where)
-    if at == "name" and parents:
-        place.clear()
-    place[at] = value
-
-
-def _value(text: str) -> Any:
-    """What stands behind an override's `=`: YAML, but on a command line a text needs no quotes and `#` begins no comment."""
-    try:
-        value = _read(text)
-    except yaml.YAMLError:
-        return text
-    quoted = text.startswith(("'", '"')) or isinstance(value, list | dict)
-    changed = isinstance(value, str) or re.search(r"(^|\s)#", text)  # `&x y` and `a # b` are texts too
-    return text if changed and not quoted else value
-
-
-def _place(inside: dict[str, Any] | list[Any], step: str, key: str, where: str) -> Any:
-    """A step of a dotted key as what it is: a key of a block, or a position in a list."""
-    if isinstance(inside, dict):
-        return step
-    positions = [str(position) for position in range(len(inside))]
-    if step not in positions:
-        raise RecipeError(f"{where}: override '{key}': '{step}' is not a position in a list of {len(inside)}")
-    return positions.index(step)
 
 
 def _problems(error: ValidationError, model: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[str]:

@@ -15,7 +15,8 @@ from fedlens.algorithms.local_work import Plan
 from fedlens.data import Assignment, Federation, Population
 from fedlens.data.population import Indices
 from fedlens.engines import Engine, Lanes
-from fedlens.recipe import Recipe, RecipeError
+from fedlens.recipe import Recipe
+from fedlens.recipe_text import RecipeError
 from fedlens.tasks import Facts
 
 MEASURED, TRAINED = 2, 8  # examples at most

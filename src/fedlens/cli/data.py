@@ -15,7 +15,8 @@ from fedlens.data import SOURCES, Partition, Population, Source, describe
 from fedlens.data.sources.base import Files, data_folder
 from fedlens.data.statistics import LABEL_COLUMNS
 from fedlens.experiment import population_in, population_of
-from fedlens.recipe import RecipeError, data_named, load_recipe, packaged_recipes
+from fedlens.recipe import data_named, load_recipe, packaged_recipes
+from fedlens.recipe_text import RecipeError
 from fedlens.registry import Entry
 from fedlens.tracking.console import data_table, decoding, sources_table
 

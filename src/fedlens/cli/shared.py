@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedlens.recipe import RecipeError
+from fedlens.recipe_text import RecipeError
 from fedlens.tracking.checkpoints import BadCheckpoint
 from fedlens.tracking.run_folder import RunFolderError
 
