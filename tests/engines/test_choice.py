@@ -115,12 +115,12 @@ class Counting(nn.Module):
 
 def test_a_model_that_cannot_be_vectorised_is_trained_one_by_one(population, linear, quiet, monkeypatch):
     model = nn.Sequential(*linear, Counting())
-    with pytest.raises(RecipeError, match="a trial step failed"):
+    with pytest.raises(RecipeError, match="a trial evaluation failed"):
         train(Recipe(rounds=1, cohort_size=2, engine="lanes"), model=model, population=population, terminal=quiet)
     monkeypatch.setattr("fedlens.experiment.choose", lambda wanted, reference, *rest, **also: (Lanes(reference), "many"))
     experiment = Experiment.of(Recipe(rounds=1, cohort_size=2), model, population)
     assert experiment.engine.name == "sequential"
-    assert experiment.why.startswith("no lanes: a trial step failed")
+    assert experiment.why.startswith("no lanes: a trial evaluation failed")
 
 
 class Mixed(nn.Module):
