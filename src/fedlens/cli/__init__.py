@@ -1,4 +1,4 @@
-"""The command line: run, resume, recipes, show, data."""
+"""The command line: run, resume, recipes, show, data, privacy."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.table import Table
 
 import fedlens
 from fedlens.cli.data import data_app
+from fedlens.cli.privacy import privacy
 from fedlens.cli.shared import BAD_INPUT, AsJson, Overrides, errors, print_json
 from fedlens.recipe import Recipe, load_recipe, packaged_recipes
 from fedlens.registry import is_unicode
@@ -35,6 +36,7 @@ app = typer.Typer(
 )
 
 app.add_typer(data_app, name="data")
+app.command()(privacy)
 
 
 @app.callback(invoke_without_command=True)
