@@ -154,8 +154,7 @@ def spent(mechanism: Mechanism, delta: float, accountant: Accountant = "pld") ->
             f"take more noise or fewer rounds; PLD is not computed above {MOST_EPSILON:.0f}"
         )
     epsilon = rough if accountant == "rdp" else _epsilon(mechanism, mechanism.noise_multiplier, delta, "pld")
-    simulated = mechanism.trained is not None
-    return Guarantee(epsilon, delta, accountant, mechanism.neighbours, mechanism.cohort_size, simulated)
+    return Guarantee(epsilon, delta, accountant, mechanism.neighbours, mechanism.cohort_size, mechanism.trained is not None)
 
 
 def calibrate(plan: Plan, epsilon: float, delta: float, accountant: Accountant = "pld") -> Mechanism:
@@ -183,22 +182,18 @@ def _least_noise(plan: Plan, epsilon: float, delta: float, accountant: Accountan
     while _epsilon(plan, high, delta, accountant) > epsilon:
         low, high = high, high * factor
         if high > MOST_NOISE:
-            raise ValueError(
-                f"epsilon {epsilon:g} at delta {delta:g} is out of reach in {plan.charged_rounds:,} rounds, with any noise "
-                f"(by {accountant.upper()}): take a larger epsilon or delta, or fewer rounds"
+            out_of_reach = (
+                f"epsilon {epsilon:g} at delta {delta:g} is out of reach in {plan.charged_rounds:,} rounds, with any noise"
             )
+            raise ValueError(f"{out_of_reach} (by {accountant.upper()}): take a larger epsilon or delta, or fewer rounds")
     while low == high or _epsilon(plan, low, delta, accountant) <= epsilon:
         if low <= least:
             return low
         low, high = max(low / factor, least), low
     with _quiet():
+        bracket = dp_accounting.ExplicitBracketInterval(low, high)
         found = dp_accounting.calibrate_dp_mechanism(
-            lambda: _accountant(plan, accountant),
-            lambda noise: _event(plan, noise),
-            epsilon,
-            delta,
-            dp_accounting.ExplicitBracketInterval(low, high),
-            tol=1e-6,
+            lambda: _accountant(plan, accountant), lambda noise: _event(plan, noise), epsilon, delta, bracket, tol=1e-6
         )
     return float(found)
 
