@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -92,8 +93,8 @@ def flwr(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any
         found.Dataset, found.Partitioner, found.Shards, found.Vertical = FakeDataset, FakePartitioner, FakeShards, FakeVertical
         return found
     monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
-    partitioner = pytest.importorskip("flwr_datasets.partitioner")
-    found.Dataset, found.Partitioner = pytest.importorskip("datasets").Dataset, partitioner.Partitioner
+    partitioner = import_module("flwr_datasets.partitioner")
+    found.Dataset, found.Partitioner = import_module("datasets").Dataset, partitioner.Partitioner
     found.Shards = lambda: partitioner.ShardPartitioner(2, "label", num_shards_per_partition=1, shard_size=10, shuffle=False)
     found.Vertical = lambda: partitioner.VerticalEvenPartitioner(2)
     return found
@@ -198,7 +199,7 @@ print(os.environ["FLWR_TELEMETRY_ENABLED"], os.environ["HF_HUB_DISABLE_TELEMETRY
 
 
 def test_the_library_s_natural_partitions_are_ours():
-    partitioner = pytest.importorskip("flwr_datasets.partitioner")
+    partitioner = import_module("flwr_datasets.partitioner")
     theirs, ours = assignment_from(partitioner.NaturalIdPartitioner("user"), DATA), natural(DATA.columns["user"])
     assert theirs.names == ours.names == list("wxyz")
     assert np.array_equal(theirs.examples, ours.examples)
@@ -208,7 +209,7 @@ def test_the_library_s_natural_partitions_are_ours():
 @pytest.mark.parametrize(("ids", "size"), [(10, 3), (10, 4), (11, 4), (10, 5), (3, 3)])
 @pytest.mark.parametrize("order", ["sorted", "appearance"])
 def test_the_library_s_groups_are_ours(mode, ids, size, order):
-    partitioner = pytest.importorskip("flwr_datasets.partitioner")
+    partitioner = import_module("flwr_datasets.partitioner")
     user = np.random.default_rng(ids).permutation(np.arange(60) % ids)
     theirs = {"drop-remainder": "drop-reminder"}.get(mode, mode)
     grouped = partitioner.GroupedNaturalIdPartitioner("user", size, theirs, sort_unique_ids=order == "sorted")
@@ -237,7 +238,7 @@ def test_the_library_s_groups_are_ours(mode, ids, size, order):
     ],
 )
 def test_every_example_of_the_library_s_partitioners_is_held_once_and_is_the_one_they_say(name, settings):
-    library = pytest.importorskip("flwr_datasets.partitioner")
+    library = import_module("flwr_datasets.partitioner")
     columns = {"label": np.random.default_rng(0).integers(0, 5, 120), "weight": np.random.default_rng(1).normal(size=120)}
     partitioner = getattr(library, name)(**settings)
     clients = assignment_from(partitioner, Examples(columns))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from typing import Annotated
 
@@ -9,6 +10,11 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 import fedlens.tasks.example_weights as example_weights
+from fedlens.algorithms.aggregators import AGGREGATORS
+from fedlens.algorithms.local_work import LOCAL_WORK
+from fedlens.algorithms.samplers import SAMPLERS
+from fedlens.algorithms.schedules import SCHEDULES
+from fedlens.algorithms.server_rules import SERVER_RULES
 from fedlens.data import PARTITIONS, SOURCES
 from fedlens.models import MODELS
 from fedlens.registry import BadSettings, Part, Registry, UnknownName, chosen_from, nearest
@@ -159,3 +165,13 @@ def test_nearest_offers_one_name_or_all_of_them_or_says_that_there_is_none():
     assert nearest("adm", ["yogi", "adam"]) == "did you mean 'adam'?"
     assert nearest("zzz", ["yogi", "adam"]) == "choose from: adam, yogi"
     assert nearest("zzz", []) == "choose from: nothing"
+
+
+@pytest.mark.parametrize("registry", [SOURCES, PARTITIONS, TASKS, SAMPLERS, LOCAL_WORK, AGGREGATORS, SERVER_RULES, SCHEDULES])
+def test_every_registered_part_fills_in_what_its_interface_leaves_open(registry):
+    for entry in registry:
+        for name in dir(entry.part):
+            found = inspect.getattr_static(entry.part, name)
+            function = found.fget if isinstance(found, property) else found
+            if inspect.isfunction(function):
+                assert "NotImplementedError" not in function.__code__.co_names, f"{entry.name}.{name}"

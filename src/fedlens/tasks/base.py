@@ -108,6 +108,21 @@ class Task(Part):
         raise NotImplementedError
 
 
+def image_facts(data: Examples, classes: int, names: tuple[str, ...]) -> Facts:
+    """What a task on images notes: its classes, and what the images are normalised by."""
+    channels = data.column("image").shape[-1]
+    for values, what in ((data.mean, "means"), (data.standard_deviation, "standard deviations")):
+        if values and len(values) != channels:
+            raise ValueError(f"{data.name}: {len(values)} {what} for images with {channels} channels")
+    return Facts(classes, names, data.mean or (0.5,) * channels, data.standard_deviation or (0.5,) * channels)
+
+
+def check_channels(data: Examples, facts: Facts) -> None:
+    channels = data.column("image").shape[-1]
+    if channels != len(facts.mean):
+        raise ValueError(f"{data.name}: images with {channels} channels; the training set's have {len(facts.mean)}")
+
+
 def prepare_images(batch: Batch, facts: Facts, transforms: Sequence[Transform], uniform: Tensor | None) -> Tensor:
     """Images [B, H, W, C] uint8 → inputs [B, C, H, W] float32: transformed, then (v / 255 − mean) / standard deviation."""
     images = batch["image"].permute(0, 3, 1, 2).float()

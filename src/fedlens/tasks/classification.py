@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedlens.data.examples import Examples
-from fedlens.tasks.base import TASKS, Batch, Facts, Sums, Task, prepare_images
+from fedlens.tasks.base import TASKS, Batch, Facts, Sums, Task, check_channels, image_facts, prepare_images
 from fedlens.tasks.transforms import Transform
 
 
@@ -44,21 +44,16 @@ class Classification(Task):
             if k >= classes:
                 raise ValueError(f"task.top_k: {k} must be less than the number of classes, {classes}")
         names = data.class_names if len(data.class_names) == classes else tuple(str(c) for c in range(classes))
-        channels = data.column("image").shape[-1]
-        for values, what in ((data.mean, "means"), (data.standard_deviation, "standard deviations")):
-            if values and len(values) != channels:
-                raise ValueError(f"{data.name}: {len(values)} {what} for images with {channels} channels")
-        facts = Facts(classes, names, data.mean or (0.5,) * channels, data.standard_deviation or (0.5,) * channels)
+        facts = image_facts(data, classes, names)
         self.check(data, facts)
         return facts
 
     def check(self, data: Examples, facts: Facts) -> None:
-        label, channels = _labels(data), data.column("image").shape[-1]
+        label = _labels(data)
         low, high = int(label.min(initial=0)), int(label.max(initial=0))
         if low < 0 or high >= facts.classes:
             raise ValueError(f"{data.name}: labels must lie in 0…{facts.classes - 1}; found {low}…{high}")
-        if channels != len(facts.mean):
-            raise ValueError(f"{data.name}: images with {channels} channels; the training set's have {len(facts.mean)}")
+        check_channels(data, facts)
 
     def prepare(self, batch: Batch, facts: Facts, transforms: Sequence[Transform], uniform: Tensor | None) -> tuple[Tensor, Tensor]:
         return prepare_images(batch, facts, transforms, uniform), batch["label"].long()

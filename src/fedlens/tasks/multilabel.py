@@ -22,7 +22,7 @@ from fedlens.tasks.average_precision import (
     pooled,
     ratio,
 )
-from fedlens.tasks.base import TASKS, Batch, Facts, Sums, Task, prepare_images
+from fedlens.tasks.base import TASKS, Batch, Facts, Sums, Task, check_channels, image_facts, prepare_images
 from fedlens.tasks.transforms import Transform
 
 NAMED = 100  # classes: with more, a row of numbers is not made longer by one for each
@@ -58,16 +58,12 @@ class MultiLabel(Task):
         classes = self._labels(data).shape[1]
         known = data.categories.get(self.labels, data.class_names if self.labels == "labels" else ())
         names = tuple(map(str, known if len(known) == classes else range(classes)))
-        channels = data.column("image").shape[-1]
-        for values, what in ((data.mean, "means"), (data.standard_deviation, "standard deviations")):
-            if values and len(values) != channels:
-                raise ValueError(f"{data.name}: {len(values)} {what} for images with {channels} channels")
-        facts = Facts(classes, names, data.mean or (0.5,) * channels, data.standard_deviation or (0.5,) * channels)
+        facts = image_facts(data, classes, names)
         self.check(data, facts)
         return facts
 
     def check(self, data: Examples, facts: Facts) -> None:
-        labels, channels = self._labels(data), data.column("image").shape[-1]
+        labels = self._labels(data)
         if labels.shape[1] != facts.classes:
             raise ValueError(
                 f"{data.name}: column '{self.labels}' has {labels.shape[1]} classes; the training set's has {facts.classes}"
@@ -77,8 +73,7 @@ class MultiLabel(Task):
             rows = labels[start : start + step]
             if rows.dtype != bool and not ((rows == 0) | (rows == 1)).all():
                 raise ValueError(f"{data.name}: column '{self.labels}' must hold zeros and ones; found {rows.min()}…{rows.max()}")
-        if channels != len(facts.mean):
-            raise ValueError(f"{data.name}: images with {channels} channels; the training set's have {len(facts.mean)}")
+        check_channels(data, facts)
 
     def prepare(self, batch: Batch, facts: Facts, transforms: Sequence[Transform], uniform: Tensor | None) -> tuple[Tensor, Tensor]:
         return prepare_images(batch, facts, transforms, uniform), batch[self.labels].bool()

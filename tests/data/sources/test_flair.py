@@ -8,6 +8,7 @@ import pickle
 import shutil
 import warnings
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import h5py
@@ -118,7 +119,7 @@ def write_central(folder: Path) -> Path:
 
 def write_parquet(folder: Path, change: Callable[[dict[str, list]], None] = lambda columns: None) -> Path:
     """As the Hub has it: the training split in two files, pictures two in a row group."""
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pa, pq = import_module("pyarrow"), import_module("pyarrow.parquet")
     (folder / "data").mkdir(parents=True, exist_ok=True)
     for partition, parts in (("train", 2), ("val", 1), ("test", 1)):
         own = [entry for entry in entries() if entry["partition"] == partition]
