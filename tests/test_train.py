@@ -18,6 +18,7 @@ from fedlens.algorithms.local_rules import SGD
 from fedlens.algorithms.samplers import Uniform
 from fedlens.algorithms.server_rules import SERVER_RULES, ServerMomentum, ServerSGD
 from fedlens.data import Assignment, Examples, Federation
+from fedlens.experiment import Experiment
 from fedlens.tracking.run_folder import RunFolder, RunFolderError
 
 BASE = {"rounds": 5, "cohort_size": 3, "local_work": {"batch_size": 5}, "local_rule": {"learning_rate": 0.2}}
@@ -628,3 +629,15 @@ def test_an_interrupt_that_python_swallows_ends_the_run_with_the_round(run, tmp_
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert len((tmp_path / "cut/metrics.jsonl").read_text().splitlines()) == 2
     assert scores(run(out=tmp_path / "cut", resume=True)) == scores(run())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ([], "100 clients, hsu_dirichlet 3.0, EMD"),
+        (["data.partition.counts=multinomial"], "100 clients, hsu_dirichlet 3.0 multinomial, EMD"),
+        (["data.partition={name: shards, clients: 20}"], "20 clients, shards 2, EMD"),
+    ],
+)
+def test_the_first_line_says_in_short_how_the_data_are_divided(overrides, said):
+    assert said in Experiment.of(load_recipe("quickstart", overrides)).headline()

@@ -232,8 +232,7 @@ class Experiment:
         if recipe.setting != "centralised":
             data += f", {len(train.clients):,} clients"
             if recipe.data is not None:
-                settings = recipe.data.partition.model_dump(exclude={"clients"})
-                data += f", {' '.join(str(value) for value in settings.values())}"
+                data += f", {_in_short(recipe.data.partition)}"
             label = train.data.columns.get("label")
             if label is not None and label.ndim == 1:
                 data += f", EMD {mean_earth_movers_distance(train, self.facts.classes):.2f}"
@@ -243,6 +242,14 @@ class Experiment:
         rule = recipe.server_rule.name if recipe.setting == "federated" else recipe.setting
         size = Layout.of_parameters(self.model).size
         return f"{recipe.name} · {rule} · {data} · {model}, {size:,} parameters · {self.engine.name} engine ({self.why}), {where}"
+
+
+def _in_short(partition: Partition) -> str:
+    """Its name, its numbers, and what else is not as it is by default."""
+    fields = type(partition).model_fields
+    values = {key: getattr(partition, key) for key in fields if key != "clients"}
+    shown = [v for key, v in values.items() if v is not None and (isinstance(v, int | float) or v != fields[key].default)]
+    return " ".join(map(str, [partition.name, *shown]))
 
 
 @contextmanager
